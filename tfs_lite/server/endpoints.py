@@ -127,7 +127,12 @@ class Endpoints:
             lambda: core.statistics.statistics.lines(core.view.queues()),
         )
         self._predictor = Predictor(
-            core.handle, core.metrics.requests, options.max_message_bytes, core.sequences.routes.handle, core.on_call
+            core.handle,
+            core.metrics.requests,
+            options.max_message_bytes,
+            core.sequences.routes.handle,
+            core.on_call,
+            core.features.trials,
         )
         self._inferences = Inferences(
             self._predictor,

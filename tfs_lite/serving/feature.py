@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import methodcaller
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
@@ -21,11 +22,14 @@ from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import OnBatch, OnCall
 from tfs_lite.core.replicas import ReplicaReport
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ServableId, StoragePath
+from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import OK, ServingError, Status, failed_precondition
 from tfs_lite.core.threads import JOIN_SECONDS, all_within, is_users
+from tfs_lite.core.trial import NO_TRIALS, Trials
 from tfs_lite.serving.lifecycle_events import LifecycleEvent
 
+NOTHING_REJECTED: Mapping[int, Status] = MappingProxyType({})
 C = TypeVar("C")
 F = TypeVar("F", bound="Feature")
 T = TypeVar("T")
@@ -48,6 +52,8 @@ class Feature:
 
     on_run: OnBatch | None = None
     on_call: OnCall | None = None
+    trials: Trials = NO_TRIALS
+    """The versions on trial; one mapping for the life of the feature, whose values change."""
 
     # The way of a version.
 
@@ -60,6 +66,11 @@ class Feature:
         """The instances of a version whose config wants replicas; None from a feature that has none. The first one
         that has any is asked. Raises ServingError, and nothing is left behind."""
         return None
+
+    def observe(self, callback: AspiredVersionsCallback[StoragePath]) -> AspiredVersionsCallback[StoragePath]:
+        """A callback for the lists of the sources, which passes them on to ``callback``, and may change them: what the
+        manager, the states and the other features see is what it passes on. Any thread."""
+        return callback
 
     # What happens.
 
@@ -78,6 +89,11 @@ class Feature:
         """What the feature adds to an explanation of the model, or of its version: JSON values by the name of their
         member. ``notes`` are sentences, which a terminal shows."""
         return {}
+
+    def rejected(self, name: str) -> Mapping[int, Status]:
+        """The versions of the model that the feature keeps from answering although they are on disk, each with the
+        reason. A label on such a version means the version that answers."""
+        return NOTHING_REJECTED
 
     def replicas(self) -> Iterable[ReplicaReport]:
         """The replicas of every version that lives in replicas of the feature, also while it is loaded."""
@@ -155,6 +171,20 @@ class Features:
     def open(self, platform: Platform, request: OpenRequest, replicas: ReplicaOptions) -> Sequence[OpenedModel] | None:
         opened = (feature.open(platform, request, replicas) for feature in self)
         return next((models for models in opened if models is not None), None)
+
+    def observe(self, callback: AspiredVersionsCallback[StoragePath]) -> AspiredVersionsCallback[StoragePath]:
+        for feature in self:
+            callback = feature.observe(callback)
+        return callback
+
+    @property
+    def trials(self) -> Trials:
+        """Those of the first feature that has any to tell of."""
+        return next((feature.trials for feature in self if feature.trials is not NO_TRIALS), NO_TRIALS)
+
+    def rejected(self, name: str) -> Mapping[int, Status]:
+        found = self.ask("rejected", lambda feature: feature.rejected(name), self)
+        return next((rejected for rejected in found if rejected), NOTHING_REJECTED)
 
     def publish(self, event: LifecycleEvent) -> None:
         self.ask(type(event).__name__, lambda feature: feature.on_event(event), self)

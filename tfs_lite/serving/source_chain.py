@@ -1,6 +1,7 @@
 """The chain from the sources of versions to the manager.
 
-    sources -> [features hear and model states note what is wanted] -> [changed versions are followed]
+    sources -> [features may change the lists] -> [features hear and model states note what is wanted]
+           -> [changed versions are followed]
            -> router -> one adapter per platform -> [features wrap the loader] -> [journal] -> manager
                      -> "no such platform"      ->
 
@@ -161,14 +162,15 @@ class SourceChain:
             self._features.publish(VersionsAspired(name, versions))
             offer(name, versions)
 
+        observed = self._features.observe(tell_and_offer)
         if isinstance(self._source, ExplicitSource):
-            self._source.set_aspired_versions_callback(tell_and_offer)
+            self._source.set_aspired_versions_callback(observed)
             return
 
         def offer_from_here(name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
             self._lists.offer(_HERE, name, versions)
 
-        self._lists.start(tell_and_offer)
+        self._lists.start(observed)
         self._source.set_aspired_versions_callback(offer_from_here)
 
     def reconfigure(self, config: ModelServerConfig) -> None:

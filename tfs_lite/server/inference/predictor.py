@@ -24,6 +24,7 @@ from tfs_lite.core.model import CallTrace, OnCall, PredictCall, SequenceFlags, S
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Reason, ServingError, invalid_argument
+from tfs_lite.core.trial import NO_TRIALS, Trials
 from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES
@@ -70,14 +71,17 @@ class Predictor:
         max_bytes: int = MAX_FILL_BYTES,
         lookup_sequence: SequenceLookup | None = None,
         on_call: OnCall = ignore,
+        trials: Trials = NO_TRIALS,
     ) -> None:
         """``lookup_sequence`` is used instead of ``lookup`` for requests of a sequence; None means that these are like
-        others. ``on_call`` is called on the loop for every call that has ended."""
+        others. ``on_call`` is called on the loop for every call that has ended. ``trials``: the versions on trial; the
+        caller goes on to change it."""
         self._lookup = lookup
         self._lookup_sequence = lookup_sequence or (lambda model, sequence: lookup(model))
         self._metrics = metrics
         self._max_bytes = max_bytes
         self._on_call = on_call
+        self._trials = trials
         self._in_flight: InFlight | None = None
 
     def admit(self, model: ModelRef, record: RequestRecord, deadline: float | None) -> None:

@@ -1,0 +1,70 @@
+"""A version on trial, as the way of a request sees it, and what the end of a request says about a version.
+
+A trial begins when a version that was pushed answers for the first time, and lasts for the bake. Until it is over the
+version that answered before, the *old* one, stays loaded: a request that fails on the new one is answered by it
+(*shielded*), and may be run again later on both.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from tfs_lite.core.status import OK, Status
+
+
+class Ending(enum.Enum):
+    """What the end of a request says about the version that ran it."""
+
+    WELL = "answered"
+    FAULT = "the version failed"
+    REFUSAL = "the version, or the checks by its signature, refused the request"
+    NONFINITE = "answered with NaN or inf"
+    LATE = "its time was up"
+    LOAD = "the server was too busy"
+    NOTHING = "it says nothing about the version"
+
+
+SHIELDED = frozenset({Ending.FAULT, Ending.REFUSAL, Ending.NONFINITE})
+"""The endings for which the old version is asked."""
+FAILED = SHIELDED | {Ending.LATE}
+"""The endings that count as failures of the version, and are run again on both."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnding:
+    """How a request ended on a version under trial.
+
+    ``status``: OK, or the failure of the new version. ``shielded``: the old one answered it. ``old_failed``: the old
+    one was asked and failed too, or was gone. ``runs``: what to run again on both, each a key of a signature, its
+    inputs and the wanted outputs; empty where it must not run twice. ``cached``: it came from the response cache, and
+    counts as nothing. ``run_seconds``: the time in the new model, and in the old one where it was asked.
+    """
+
+    ending: Ending
+    status: Status = OK
+    shielded: bool = False
+    old_failed: bool = False
+    request_id: str = ""
+    runs: Sequence[Any] = ()
+    cached: bool = False
+    run_seconds: float = 0.0
+    old_run_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The pair of a trial. ``on_end`` takes how each request ended on the new version; called on the event loop, short,
+    and must not raise. ``may_shield``: whether the old version may be asked."""
+
+    old: int
+    on_end: Callable[[TrialEnding], None]
+    may_shield: bool = True
+
+
+Trials = Mapping[str, Mapping[int, Trial]]
+"""By model, and by the version on trial. Whoever owns it replaces the inner mapping as a whole; any thread reads."""
+NO_TRIALS: Trials = MappingProxyType({})
