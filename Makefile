@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-azure test-lowest test-newer-python soak-world conformance conformance-upstream browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-azure test-lowest test-newer-python soak-world conformance conformance-upstream browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards package clean
 
 install: $(VENV)/.installed
 
@@ -201,6 +201,18 @@ gpu: $(VENV)/.dev
 gpu-report: $(VENV)/.dev
 	$(BIN)/python benchmarks/gpu_first.py --budget 480 $(ARGS)
 
+PACKAGEVENV := .venv-package
+$(PACKAGEVENV)/.installed:
+	$(PYTHON) -m venv $(PACKAGEVENV)
+	$(PACKAGEVENV)/bin/python $(PIP) 'build>=1.2' 'twine>=6'
+	@touch $@
+
+# What a release consists of, built twice and compared, looked into, installed into empty environments, and used.
+package: $(PACKAGEVENV)/.installed
+	rm -rf dist
+	$(PACKAGEVENV)/bin/python release/build.py dist
+	$(PYTHON) release/try_wheels.py dist
+
 protos: $(VENV)/.dev
 	$(BIN)/python -m tfs_lite.protocols.build
 
@@ -209,4 +221,4 @@ dashboards: $(VENV)/bin/python
 	$(BIN)/python examples/monitoring/dashboard.py
 
 clean:
-	rm -rf $(VENV) $(TFVENV) $(CLUSTERVENV) $(LOWEST) .venv-$(NEWER) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(TFVENV) $(CLUSTERVENV) $(LOWEST) $(PACKAGEVENV) .venv-$(NEWER) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
