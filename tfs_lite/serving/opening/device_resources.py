@@ -28,9 +28,9 @@ _PERMANENT = frozenset(
 
 
 def may_be_retried(status: Status) -> bool:
-    """Whether another attempt at the same files may end differently. An artefact that was inspected and refused stays
-    refused until its files change; the source offers it anew then."""
-    return status.code not in _PERMANENT and status.reason is not Reason.FILES_REFUSED
+    """Whether another attempt at the same files may end differently. An artefact that was inspected and refused, or
+    that no platform serves, stays so until its files change; the source offers it anew then."""
+    return status.code not in _PERMANENT and status.reason not in (Reason.FILES_REFUSED, Reason.NO_PLATFORM)
 
 
 def read_settings(directory: str, model: str) -> ModelSettings | None:
