@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -305,3 +306,43 @@ def test_a_platform_of_another_distribution(tmp_path: Path) -> None:
         assert answer(answered) == answer(printed.text)
         (refused,) = newcomer.do(Block("", ask.text.replace("[2, 0]", "[4]").strip() + " || true\n"))
         assert answer(refused)["error"] == "index: expected numbers from 0 to 3"
+
+
+NET = """import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, values):
+        return self.linear(values)
+"""
+
+
+def write_torchserve_archive(directory: Path) -> None:
+    """``tiny.mar``, with what ``torch-model-archiver`` puts in."""
+    import torch
+
+    (directory / "net.py").write_text(NET)
+    scope: dict[str, Any] = {}
+    exec(NET, scope)
+    torch.save(scope["Net"]().state_dict(), directory / "tiny.pth")
+    model = {"modelName": "tiny", "serializedFile": "tiny.pth", "handler": "base_handler", "modelFile": "net.py"}
+    about = {"createdOn": "01/02/2024 03:04:05", "runtime": "python", "model": model, "archiverVersion": "0.12.0"}
+    with zipfile.ZipFile(directory / "tiny.mar", "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(about))
+        for name in ("net.py", "tiny.pth"):
+            archive.write(directory / name, name)
+            (directory / name).unlink()
+
+
+def test_an_archive_of_torchserve(tmp_path: Path) -> None:
+    page = "docs/from-torchserve.md"
+    write_torchserve_archive(tmp_path)
+    with Newcomer(tmp_path) as newcomer:
+        *_, asked = newcomer.do(*blocks(page, "A module and its weights"))
+        assert len(answer(asked)["predictions"][0]) == 2
+        *_, named = newcomer.do(*blocks(page, "A handler"))
+        assert answer(named)["predictions"][0]["name"] in ("small", "large")
