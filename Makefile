@@ -208,10 +208,10 @@ $(PACKAGEVENV)/.installed:
 	@touch $@
 
 # What a release consists of, built twice and compared, looked into, installed into empty environments, and used.
-package: $(PACKAGEVENV)/.installed
+package: $(PACKAGEVENV)/.installed $(VENV)/.dev
 	rm -rf dist
 	$(PACKAGEVENV)/bin/python release/build.py dist
-	$(PYTHON) release/try_wheels.py dist
+	$(BIN)/python -m pytest tests/deploy/test_wheel.py $(PYTEST_ARGS)
 
 protos: $(VENV)/.dev
 	$(BIN)/python -m tfs_lite.protocols.build
