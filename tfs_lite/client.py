@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 import grpc
 import numpy as np
 
-from tfs_lite.core.pem import certificate_problem, key_problem
+from tfs_lite.transport.pem import certificate_problem, key_problem
 from tfs_lite.core.servable import ModelRef, VersionStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument

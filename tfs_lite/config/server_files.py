@@ -20,7 +20,7 @@ from pydantic import AfterValidator, ConfigDict, SecretStr, StrictBool, StrictSt
 from tfs_lite.config.batching import BatchingParameters
 from tfs_lite.config.settings import Settings, build, problem
 from tfs_lite.config.text import read_document, read_text
-from tfs_lite.core.pem import certificate_problem, key_problem
+from tfs_lite.transport.pem import certificate_problem, key_problem
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols import messages
 

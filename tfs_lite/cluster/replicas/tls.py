@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from tfs_lite.config.server_files import SSLConfig
-from tfs_lite.core.pem import load_pair
+from tfs_lite.transport.pem import load_pair
 from tfs_lite.core.status import failed_precondition, invalid_argument
 
 _RECORD = 1 << 14
