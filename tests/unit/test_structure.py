@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -242,5 +243,26 @@ def test_links_lead_to_headings_that_are_there() -> None:
 
 def test_the_index_of_pages_has_every_page_once() -> None:
     linked = re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs" / "README.md").read_text())
-    pages = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+    pages = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name not in ("README.md", "index.md"))
     assert sorted(linked) == pages
+
+
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/images/*.svg")), ids=lambda picture: picture.name)
+def test_a_drawn_picture_tells_what_it_shows_and_has_a_light_and_a_dark_form(picture: Path) -> None:
+    """It is text that stands for itself: code hosts show no picture that loads or runs something."""
+    svg = ElementTree.parse(picture).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    told = {name: svg.findtext(f"{space}{name}") for name in ("title", "desc")}
+    assert all(told.values())
+    assert svg.get("aria-labelledby") == "title desc"
+    light, dark = (svg.findtext(f"{space}style") or "").split("@media (prefers-color-scheme: dark)")
+    coloured = re.compile(r"\.([a-z]\w*)(?=[^{]*\{[^}]*#)")
+    assert set(coloured.findall(dark)) == set(coloured.findall(light))
+    used = {name for shape in svg.iter() for name in shape.get("class", "").split()}
+    assert set(coloured.findall(light)) <= used
+    assert not re.search(r"href|url\(|<script|<foreignObject", picture.read_text())
+
+
+def test_the_pictures_are_on_pages() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert [picture.name for picture in ROOT.glob("docs/images/*") if f"images/{picture.name}" not in text] == []
