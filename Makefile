@@ -222,7 +222,7 @@ $(DOCSVENV)/.installed: docs/site/requirements.txt
 # The pages as a site, in site/VERSION; site/index.html lists the versions that are there. A link or an anchor that leads nowhere is an error.
 docs: $(DOCSVENV)/.installed
 	@set -e; folder=site/$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' tfs_lite/__init__.py); rm -rf $$folder; \
-	$(DOCSVENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs/site --doctree-dir $(DOCSVENV)/doctrees . $$folder; \
+	$(DOCSVENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --conf-dir docs/site --doctree-dir $(DOCSVENV)/doctrees . $$folder; \
 	$(DOCSVENV)/bin/python docs/site/links.py site; echo "the first page: $$folder/index.html"
 
 protos: $(VENV)/.dev
