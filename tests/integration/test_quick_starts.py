@@ -167,6 +167,41 @@ def test_the_readme_saves_serves_asks_and_pushes(tmp_path: Path) -> None:
         wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] == 200, "the pushed version is served")
 
 
+def test_the_first_page_of_the_site(tmp_path: Path) -> None:
+    (start,) = blocks("docs/index.md")
+    with Newcomer(tmp_path, tmp_models=tmp_path / "models") as newcomer:
+        *_, asked = newcomer.do(start)
+        assert len(answer(asked)["predictions"][0]) == 2
+        _, save, *_ = commands(start.text)
+        newcomer.do(Block("", save))
+        assert newcomer.server is not None
+        server = newcomer.server
+        wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] == 200, "the second version is served")
+
+
+def test_a_model_in_production_and_back(tmp_path: Path) -> None:
+    page = "docs/production.md"
+    serve, ask = blocks(page, "Serve")
+    places = {"tmp_models": "models", "tmp_candidate": "candidate", "tmp_rejected": "rejected"}
+    with Newcomer(tmp_path, **{there: tmp_path / here for there, here in places.items()}) as newcomer:
+        newcomer.do(*blocks(page, "Save"), serve)
+        (asked,) = newcomer.do(ask)
+        assert len(answer(asked)["predictions"][0]) == 2
+        newcomer.do(*blocks(page, "Push"))
+        assert newcomer.server is not None
+        server = newcomer.server
+        wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] == 200, "the pushed version is served")
+        status, explained, events, metrics = newcomer.do(*blocks(page, "Watch"))
+        assert "ranker" in status
+        assert "ranker" in explained
+        assert "ranker@2" in events
+        assert "tfs_lite_model_available" in metrics
+        newcomer.do(*blocks(page, "Roll back"))
+        wait_until(lambda: server.get("/v2/models/ranker/versions/1/ready")[0] == 200, "the version before is served")
+        wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] != 200, "the rejected version is gone")
+        assert newcomer.do(ask)
+
+
 @pytest.mark.slow
 def test_the_readme_in_a_clone_serves_digits(tmp_path: Path) -> None:
     """What ``make`` would do with its environment is done with this one; ``make demo`` has tests of its own."""
