@@ -7,6 +7,7 @@ model_server, diff    which models are served; what changed between two configs
 logging_config, repository_policy   which requests are logged; which versions are served
 model                 the settings of one model: config.pbtxt or config.yaml beside its versions
 tensors, signatures, scheduling, batching, sequence, ensemble, generation, model_warmup, inert   its parts
+guard                 the parameters guard.*: what is asked of a new version before it counts
 replicas              replicas on other machines: what a model's config and the server's flags say about them
 model_json, model_export   a config that a load call brings; a config as clients may ask for it
 """
