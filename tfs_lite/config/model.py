@@ -17,16 +17,24 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictI
 
 from tfs_lite.config.ensemble import PLATFORM, EnsembleScheduling, check_graph
 from tfs_lite.config.guard import GuardSettings, parameter_text, with_guard_apart
-from tfs_lite.config.inert import ModelMetrics, ModelOperations, NoBatchInputs, NoBatchOutputs, Optimization
+from tfs_lite.config.inert import (
+    ModelMetrics,
+    ModelOperations,
+    NoBatchInputs,
+    NoBatchOutputs,
+    Optimization,
+    RepositoryAgents,
+)
+from tfs_lite.config.model_server import VersionPolicy
 from tfs_lite.config.model_warmup import WARMUP_FOLDER, ModelWarmup, check_model_warmup
 from tfs_lite.config.replicas import AutoscalingConfig
-from tfs_lite.config.repository_policy import (
-    RepositoryAgents,
+from tfs_lite.config.scheduling import (
+    DynamicBatching,
+    InstanceGroup,
     ResponseCacheSettings,
     TransactionPolicy,
-    VersionPolicySettings,
+    check_instances,
 )
-from tfs_lite.config.scheduling import DynamicBatching, InstanceGroup, check_instances
 from tfs_lite.config.sequence import FLATTEN_PARAMETER, SequenceBatching
 from tfs_lite.config.settings import FieldPath, Settings, nearest, problem
 from tfs_lite.config.signatures import ModelSignature, Name, WarmupRequest, check_warmup, file_below
@@ -50,7 +58,7 @@ class ModelSettings(Settings):
     default_model_filename: Annotated[StrictStr, AfterValidator(file_below)] = ""
     cc_model_filenames: Mapping[StrictStr, Annotated[StrictStr, AfterValidator(file_below)]] = {}
     """File names by compute capability of the device. They are kept and have no effect."""
-    version_policy: VersionPolicySettings | None = None
+    version_policy: VersionPolicy | None = None
     """The versions that are served, where the server's own config does not say."""
     max_batch_size: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
     """The most rows of one run; 0: the artefact decides whether there is a batch dimension."""
