@@ -169,7 +169,7 @@ def test_numbers_that_are_none_are_held_back(world: World) -> None:
 
 def test_a_new_recording_gives_a_held_back_version_another_try(world: World) -> None:
     kept = (world.base / "replay.tfrecord").read_bytes()
-    (world.base / "replay.tfrecord").write_bytes(b"no records")
+    (world.base / "replay.tfrecord").write_bytes(b"these are not the records you are looking for")
     version = world.push(Scores(WEIGHTS * 1.00001))
     found = wait_until(lambda: world._failed(version), "it is held back", TIMEOUT)
     assert "held back: replay.tfrecord: " in found.status.message
