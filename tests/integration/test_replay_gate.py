@@ -15,11 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import tfs_lite
+from tests.support.platforms.tagged import TAGGED, Write
 from tests.support.servers.in_process import TIMEOUT, ServerFixture
 from tests.support.servers.probe import Traffic
 from tests.support.servers.process import wait_until
 from tfs_lite.cli.main import main
+from tfs_lite.cli.record_live import LiveRecorder, RequestSource
+from tfs_lite.cli.warmup_file import append
 from tfs_lite.client import Prediction
+from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.server.server import Server
@@ -98,7 +102,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         served = ServerFixture(server, root)
         server.wait_ready(TIMEOUT)
         _record(served, base / "replay.tfrecord", root)
-        with Traffic(served.target, "m", threads=2, inputs=lambda index: {"x": ROWS[:1]}, is_true=_is_finite) as traffic:
+        with Traffic(
+            served.target, "m", threads=2, inputs=lambda index: {"x": ROWS[:1]}, is_true=_is_finite
+        ) as traffic:
             yield World(served, base, traffic)
         assert traffic.failures == []
         assert traffic.wrong == []
@@ -175,3 +181,72 @@ def test_a_new_recording_gives_a_held_back_version_another_try(world: World) -> 
     assert "held back: replay.tfrecord: " in found.status.message
     (world.base / "replay.tfrecord").write_bytes(kept)
     world.wait_available(version)
+
+
+KINDS = tuple(name for name, kind in TAGGED.items() if name != "pytorch_aoti" and not kind.lacks())
+"""What can be made here. A compiled program, which takes long to make, is held against answers as any exported one."""
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+ensemble_scheduling { step { model_name: "%s" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }
+"""
+
+
+class Kinds:
+    """A model of each platform, and ``ensemble``, whose version 2 is made of another model. ``{max_changed}`` of its
+    recorded answers may change in a version."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._writers: dict[str, Write] = {}
+        for name in KINDS:
+            (root / ".scratch" / name).mkdir(parents=True)
+            self._writers[name] = TAGGED[name].writer(root / ".scratch" / name, 0)
+            self.write(name, 1)
+        self._writers["onnxruntime_onnx"](2, root / "successor")
+        self.write("ensemble", 1)
+
+    def write(self, name: str, version: int, max_changed: float = 0.0) -> None:
+        drafts = self.root / ".drafts" / name
+        if name == "ensemble":
+            (drafts / str(version)).mkdir(parents=True)
+            config = ENSEMBLE % ("onnxruntime_onnx" if version == 1 else "successor")
+        else:
+            directory = self._writers[name](version, drafts)
+            config = (directory / "config.pbtxt").read_text() if (directory / "config.pbtxt").exists() else ""
+        config += f'parameters {{ key: "guard.max_changed" value {{ string_value: "{max_changed}" }} }}'
+        (drafts / str(version) / "config.pbtxt").write_text(config)
+        publish(str(drafts / str(version)), str(self.root / name), version)
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600)
+def test_versions_of_every_platform_are_held_against_recorded_answers(tmp_path: Path) -> None:
+    kinds = Kinds(tmp_path)
+    trusted = ",".join(str(tmp_path / name) for name in KINDS if TAGGED[name].needs_trust)
+    with Server(model_repository=str(tmp_path), trusted_model_base_paths=trusted) as server:
+        served = ServerFixture(server, tmp_path)
+        server.wait_ready(120)
+        for name in (*KINDS, "ensemble"):
+            wait_until(lambda name=name: served.states(name).get(1) is AVAILABLE, f"{name} is available", 120)
+            inputs = {"x": np.ones((1, 3), np.float32)} if name == "ensemble" else TAGGED[name].inputs(0)
+            recorder = LiveRecorder(served.client, name, "")
+            asked = RequestSource("one", lambda inputs=inputs: ("", lambda signature: inputs))
+            assert append(tmp_path / name / "replay.tfrecord", recorder.logs([asked])) == 1
+        for name in (*KINDS, "ensemble"):
+            kinds.write(name, 2)
+            kinds.write(name, 3, max_changed=1.0)
+            wait_until(lambda name=name: served.states(name).get(3) is AVAILABLE, f"{name} has a successor", 120)
+        for name in (*KINDS, "ensemble"):
+            shutil.rmtree(tmp_path / name / "3")
+        for name in (*KINDS, "ensemble"):
+            found = wait_until(lambda name=name: _held_back(served, name), f"{name} is held back", 120)
+            assert "1 of 1 recorded answers changed, at most 0 of them may (guard.max_changed)" in found, name
+        served.client.close()
+
+
+def _held_back(served: ServerFixture, name: str) -> str:
+    found = served.status(name).get(2)
+    return found.status.message if found is not None and found.state is END else ""
