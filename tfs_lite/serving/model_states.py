@@ -79,8 +79,7 @@ def places_of(states: Mapping[int, TimedState], aspired: Iterable[int], report: 
     elif report.keeps:
         found = dict.fromkeys(available - report.on_disk, DIRECTORY_GONE)
     for version in available & report.stand_ins:
-        failed = ", ".join(str(each) for each in sorted(report.failed) if each > version)
-        found[version] = f"stands in for version {failed}, whose load failed"
+        found[version] = f"stands in for {report.stands_in_for(version)}"
     return found
 
 

@@ -216,6 +216,13 @@ class SourceChain:
             self._source.on_failed_attempt(servable_id)
         self._remote.on_failed_attempt(servable_id)
 
+    def reject(self, name: str, versions: Collection[int]) -> None:
+        """Has others stand in for these versions from now on, and for no others; see
+        :meth:`FileSystemStoragePathSource.reject`. Nothing happens where versions come by calls."""
+        if isinstance(self._source, FileSystemStoragePathSource):
+            self._source.reject(name, versions)
+            self._remote.reject(name, versions)
+
     def found(self, name: str) -> FoundVersions | None:
         """The findings of its source about the model; None where versions come by calls."""
         if not isinstance(self._source, FileSystemStoragePathSource):
