@@ -41,8 +41,8 @@ def check_labels(
                 continue
             if (why := rejected(model).get(version)) is not None:
                 raise failed_precondition(
-                    f'Request to assign label "{label}" to version {version} of model "{model}", which must not answer: '
-                    f"{why.message}; to load it again: tfs-lite guard retry {model}@{version}"
+                    f'Request to assign label "{label}" to version {version} of model "{model}", '
+                    f"which must not answer: {why.message}; to load it again: tfs-lite guard retry {model}@{version}"
                 )
             is_new = label not in known
             if version in brought(model) or (allow_unavailable and is_new) or is_available(ServableId(model, version)):
@@ -120,8 +120,8 @@ class VersionLabels:
         return self._before.get(ref.name, {}).get(ref.label, version) if self._before else version
 
     def resolve(self, model: str, label: str) -> int:
-        """The version that the label names in the table. INVALID_ARGUMENT for an unknown label, UNAVAILABLE before the first
-        table."""
+        """The version that the label names in the table. INVALID_ARGUMENT for an unknown label, UNAVAILABLE before the
+        first table."""
         if self._table is None:
             raise ServingError(StatusCode.UNAVAILABLE, f'Model labels does not init yet (model "{model}")')
         labels = self._table.get(model, {})

@@ -24,7 +24,6 @@ from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.version_scan import (
     AllPolicy,
-    LatestPolicy,
     SpecificPolicy,
     choose,
     parse_version,
