@@ -11,23 +11,23 @@ without it, by :meth:`GuardStage.tick` and :meth:`GuardStage.command`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import Status
 from tfs_lite.operations.guard.trial import (
-    NOTHING,
+    NO_JUDGEMENT,
     Command,
     Effect,
-    Items,
     Judgement,
     ModelState,
     Outcome,
     Rejection,
     Running,
     TrialSettings,
+    nothing,
 )
 from tfs_lite.serving.lifecycle_events import LifecycleEvent
 
@@ -47,7 +47,7 @@ class GuardEffects:
     gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so that requests are
     shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with its evidence, also
     where its ``stage`` or ``old`` has changed. ``judgement(id)``: how the trial of this new version stands;
-    ``Judgement()`` where nothing is known. ``wake()``: the guard's thread is to call ``tick`` soon.
+    ``NO_JUDGEMENT`` where nothing is known. ``answered(id)``: the requests that it has answered. ``wake()``: the guard's thread is to call ``tick`` soon.
 
     Called without the stage's lock, but perhaps on a source's thread while it sends a list (so it must take no lock
     that is held then): ``on_disk(name)``: the items, as the source would offer them, of every version that is there and
@@ -61,6 +61,7 @@ class GuardEffects:
     hold: Callable[[ServableId, bool], None]
     set_trials: Callable[[str, Sequence[Running]], None]
     judgement: Callable[[ServableId], Judgement]
+    answered: Callable[[ServableId], int]
     wake: Callable[[], None]
     on_disk: Callable[[str], Mapping[int, ServableData[StoragePath]] | None]
     reject: Callable[[str, frozenset[int]], None]
@@ -89,7 +90,7 @@ class GuardView:
     trial: Running | None = None
     since: float | None = None
     until: float | None = None
-    judgement: Judgement = Judgement()
+    judgement: Judgement = NO_JUDGEMENT
     rejected: tuple[Rejection, ...] = ()
     going_back: int | None = None
     kept: frozenset[int] = frozenset()
@@ -110,7 +111,7 @@ class SavedModel:
     """What a restart must know of a model. ``accepted``: the files of versions that an operator has accepted."""
 
     rejected: tuple[Rejection, ...] = ()
-    accepted: Mapping[int, str] = NOTHING
+    accepted: Mapping[int, str] = field(default_factory=nothing)
     trials: tuple[SavedTrial, ...] = ()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -24,6 +24,12 @@ from tfs_lite.core.status import Status
 Items: TypeAlias = Sequence[ServableData[StoragePath]]
 """A list of versions, as a source wants them."""
 NOTHING: Mapping[int, Any] = MappingProxyType({})
+
+
+def nothing() -> Mapping[int, Any]:
+    return NOTHING
+
+
 MAX_REMEMBERED = 64
 """The most rejected versions of a model, and the most that an operator has accepted."""
 MAX_SECONDS = 86400.0
@@ -69,7 +75,7 @@ class Judgement:
     """How the evidence of a trial stands. ``rule``: 1 or 2 if that rule wants the version taken back, else 0.
     ``leaning``: the trial must not end yet, because the votes lean against the version. ``against`` and ``votes_for``
     count the votes, ``needed`` says how many against it rule 1 takes as it stands. ``text``: the numbers in words, to
-    stand behind "taken back after 11 s: ". ``answered``: the requests that the new version has answered."""
+    stand behind "taken back after 11 s: "."""
 
     rule: int = 0
     leaning: bool = False
@@ -77,7 +83,9 @@ class Judgement:
     votes_for: int = 0
     needed: int = 15
     text: str = ""
-    answered: int = 0
+
+
+NO_JUDGEMENT = Judgement()
 
 
 class Stage(enum.Enum):
@@ -115,8 +123,8 @@ class By(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """A version that must not answer, as long as it has these ``files``. ``why``: a sentence for people. ``at``: in
-    seconds since 1970. ``rolled_back``: it was rejected because an operator wanted an older version, and not for itself;
-    ``rollback --undo`` lifts it."""
+    seconds since 1970. ``rolled_back``: it was rejected because an operator wanted an older version, and not for
+    itself; ``rollback --undo`` lifts it."""
 
     version: int
     files: str
@@ -144,12 +152,12 @@ class ModelState:
     files of versions that get no trial any more, by version; of those in ``ungated`` an operator has said so, and they
     skip the replay gate. ``retries``: how often an operator wanted another load of a version."""
 
-    armed: Mapping[int, Running] = NOTHING
+    armed: Mapping[int, Running] = field(default_factory=nothing)
     running: Running | None = None
-    rejected: Mapping[int, Rejection] = NOTHING
-    accepted: Mapping[int, str] = NOTHING
+    rejected: Mapping[int, Rejection] = field(default_factory=nothing)
+    accepted: Mapping[int, str] = field(default_factory=nothing)
     ungated: frozenset[int] = frozenset()
-    retries: Mapping[int, int] = NOTHING
+    retries: Mapping[int, int] = field(default_factory=nothing)
     going_back: GoingBack | None = None
 
     @property
@@ -171,16 +179,17 @@ class Seen:
     ``listed``: the files of every version of the source's last list, by version. ``on_disk``: the files of every other
     version that could be offered. ``available``: the versions that the manager gives handles to. ``failed``: those that
     ended with an error, since they were last begun. ``memory_needed``: a load on this server waits for memory or for
-    place, and this trial is the one to give some. ``judgement`` of the running trial. ``at``: now, in seconds since
-    1970.
+    place, and this trial is the one to give some. ``judgement`` of the running trial; ``answered``: the requests that its
+    new version has answered. ``at``: now, in seconds since 1970.
     """
 
     listed: Mapping[int, str]
-    on_disk: Mapping[int, str] = NOTHING
+    on_disk: Mapping[int, str] = field(default_factory=nothing)
     available: frozenset[int] = frozenset()
-    failed: Mapping[int, Status] = NOTHING
+    failed: Mapping[int, Status] = field(default_factory=nothing)
     memory_needed: bool = False
-    judgement: Judgement = Judgement()
+    judgement: Judgement = NO_JUDGEMENT
+    answered: int = 0
     at: float = 0.0
 
 
