@@ -238,8 +238,8 @@ class Outcome(enum.Enum):
     ACCEPTED = "ACCEPTED"
     """An operator has accepted it."""
     TAKEN_BACK = "TAKEN_BACK"
-    HELD_BACK = "HELD_BACK"
-    """Its load failed, before any request."""
+    LOAD_FAILED = "LOAD_FAILED"
+    """Its load failed or was held back, before any request."""
     SUPERSEDED = "SUPERSEDED"
     """A later push answers."""
     GONE = "GONE"
@@ -253,7 +253,7 @@ class Outcome(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class BakeEnded:
     """The trial is over and its version was not rejected. ``text``: why, and how it stood, for people. Trials that were
-    only armed end so too, with ``HELD_BACK``, ``GONE`` or ``ACCEPTED``."""
+    only armed end so too, with ``LOAD_FAILED``, ``GONE`` or ``ACCEPTED``."""
 
     trial: Running
     outcome: Outcome
