@@ -4,7 +4,7 @@ A model is a function: what it does wrong, it does again. So no rate of failures
 needed for a comparison: some of the failures are run again later on both versions (:mod:`.reruns`), and each span of
 10 s has one vote.
 
-    on_end -> up to 6 failures of each 10 s wait 10 s -> due -> both versions -> on_pair -> a vote each 10 s -> judgement
+    on_end -> 6 failures of each 10 s wait for 10 s -> due -> both versions -> on_pair -> a vote each 10 s -> judgement
 
 If both versions fail equally often at that later moment, for each request, then a vote against the new one is as likely
 as one for it. Each term of :func:`log_evidence` is then the wealth of a gambler in a fair game, so that it ever reaches
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.trial import FAILED, Ending, TrialEnding
+from tfs_lite.operations.guard.trial import Judgement
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
 
@@ -106,20 +107,6 @@ class Counts:
     def old_run_ms(self) -> float | None:
         """Milliseconds in the old model, a mean over the shielded requests; None if there are none."""
         return self.old_run_seconds * 1e3 / self.shielded if self.shielded else None
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The state of the evidence. ``rule``: the first rule that was met; 0: none. ``leaning``: the votes are against the
-    new version, but do not suffice. ``needed``: the votes against it that rule 1 needs in all, given those for it.
-    ``text``: the numbers in words, as a status shows them."""
-
-    rule: int
-    leaning: bool
-    against: int
-    votes_for: int
-    needed: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

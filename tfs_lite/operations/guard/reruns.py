@@ -3,8 +3,8 @@
     Evidence.due -> the version that is drawn -> the other one -> Evidence.on_pair
 
 A pair never disturbs requests for long: it takes the queue of the version as any request does, one pair runs at a time,
-and the evidence leaves a pause behind each. A side that has not answered in time is given up: its calls leave the queue,
-and what already runs holds its version until it ends, as the call of a client that has gone does.
+and the evidence leaves a pause behind each. A side that has not answered in time is given up: its calls leave the
+queue, and what already runs holds its version until it ends, as the call of a client that has gone does.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 
 import numpy as np
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.model import PredictCall, Servable
 from tfs_lite.core.servable import ModelRef
-from tfs_lite.core.signature import Tensor, find_signature
+from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.core.threads import join, start
 from tfs_lite.operations.guard.evidence import MOST_SECONDS, PATIENCE_SECONDS, Evidence, Pair, Ran, patience
@@ -96,37 +97,43 @@ class Reruns:
     # On the thread.
 
     def _run(self) -> None:
-        while (found := self._next()) is not None:
-            evidence, pair = found
-            new = old = None
-            try:
-                new, old = self._run_pair(evidence, pair)
-            except BaseException:
-                logger.exception("a failed request of %s could not be run again", evidence.id)
-            finally:
-                evidence.on_pair(pair, new, old)
-
-    def _next(self) -> tuple[Evidence, Pair] | None:
-        """Waits for the next pair that is due; None once closed."""
         while not self._closed:
-            now = self._clock.monotonic()
-            with self._changed:
-                trials = list(self._trials)
-            for evidence in trials:
-                pair = evidence.due(now)
-                if pair is not None:
-                    self._take_turn(evidence)
-                    return evidence, pair
-            times = [time for evidence in trials if (time := evidence.next_at) is not None]
-            wake_at = min([now + LOOK_SECONDS, *times]) if trials else math.inf
-            self._wait(lambda trials=trials: self._trials != trials, wake_at)  # type: ignore[misc]
-        return None
+            if not self._run_next():
+                self._sleep()
+
+    def _run_next(self) -> bool:
+        """Runs the pair that is due, if there is one."""
+        now = self._clock.monotonic()
+        for evidence in tuple(self._trials):
+            pair = evidence.due(now)
+            if pair is not None:
+                self._take_turn(evidence)
+                self._tell(evidence, pair)
+                return True
+        return False
+
+    def _sleep(self) -> None:
+        """Until a pair may be due, or the trials change."""
+        trials = tuple(self._trials)
+        times = [time for evidence in trials if (time := evidence.next_at) is not None]
+        wake_at = min([self._clock.monotonic() + LOOK_SECONDS, *times]) if trials else math.inf
+        self._wait(lambda: tuple(self._trials) != trials, wake_at)
 
     def _take_turn(self, evidence: Evidence) -> None:
+        """The others come before it the next time."""
         with self._changed:
             if evidence in self._trials:
                 self._trials.remove(evidence)
                 self._trials.append(evidence)
+
+    def _tell(self, evidence: Evidence, pair: Pair) -> None:
+        new = old = None
+        try:
+            new, old = self._run_pair(evidence, pair)
+        except BaseException:
+            logger.exception("a failed request of %s could not be run again", evidence.id)
+        finally:
+            evidence.on_pair(pair, new, old)
 
     def _run_pair(self, evidence: Evidence, pair: Pair) -> tuple[Ran | None, Ran | None]:
         """How the new and the old version ran it; None for one that says nothing."""
@@ -152,12 +159,15 @@ class Reruns:
         if not self._goes_on(evidence):
             return
         second.begin(pair.runs)
-        while not (first.over and second.over):
+        while not (first.over and second.over) and self._goes_on(evidence):
             over = (first.over, second.over)
             ends = max(first.given_up_at(second), second.given_up_at(first))
-            if self._clock.monotonic() >= ends or not self._goes_on(evidence):
+            if self._clock.monotonic() >= ends:
                 return
-            self._wait(lambda over=over: (first.over, second.over) != over or not self._goes_on(evidence), ends)  # type: ignore[misc]
+            self._wait(partial(self._has_changed, evidence, first, second, over), ends)
+
+    def _has_changed(self, evidence: Evidence, first: _Side, second: _Side, over: tuple[bool, bool]) -> bool:
+        return (first.over, second.over) != over or not self._goes_on(evidence)
 
     def _goes_on(self, evidence: Evidence) -> bool:
         return evidence in self._trials
@@ -189,7 +199,8 @@ class _Side:
         self._servable: Servable = handle.servable
         self._clock = clock
         self._changed = changed  # guards the fields below; notified at the end
-        self._left: int | None = None
+        self._begun = False
+        self._left = 1  # calls that are not answered
         self._calls: Sequence[PredictCall] = ()
         self._failed = self._nonfinite = self._nothing = False
 
@@ -200,7 +211,7 @@ class _Side:
     @property
     def ran(self) -> Ran | None:
         """How it has run so far; None if that says nothing."""
-        if self._nothing or self._left is None:
+        if self._nothing or not self._begun:
             return None
         seconds = self.seconds if self.over else self._clock.monotonic() - self.started
         return Ran(seconds, self._failed, self._nonfinite, self.over)
@@ -213,33 +224,60 @@ class _Side:
 
     def begin(self, runs: Sequence[Run]) -> None:
         """Checks the inputs against the version's own signatures, and queues the calls."""
-        self.started = self._clock.monotonic()
+        self.started, self._begun = self._clock.monotonic(), True
         traits, signatures = self._servable.traits, self._servable.signatures
         if traits.generates or traits.decoupled or traits.keeps_sequences:
             self._end(nothing=True)
             return
         try:
-            self._calls = [
-                PredictCall(
-                    run.signature, call_inputs(find_signature(signatures, run.signature), run), run.outputs, None, self._answer
-                )
-                for run in runs
-            ]
+            calls = [self._call(run, signatures) for run in runs]
         except ServingError:  # a refusal, as a client would get it
             self._end(failed=True)
             return
-        self._left = len(self._calls)
-        for call in self._calls:
+        self._calls, self._left = calls, len(calls)
+        for call in calls:
             self._servable.submit(call)
+
+    def _call(self, run: Run, signatures: Mapping[str, Signature]) -> PredictCall:
+        """Without a deadline: whoever waits gives it up."""
+        inputs = call_inputs(find_signature(signatures, run.signature), run)
+        return PredictCall(run.signature, inputs, run.outputs, None, self._answer)
 
     def give_up(self) -> None:
         """Nobody waits for it any more: what waits leaves the queue."""
-        if self._left is None:
+        if not self._begun:
             self._handle.release()
         elif not self.over:
             for call in self._calls:
                 self._servable.cancel(call)
 
     def _answer(self, answer: Mapping[str, Tensor] | Status) -> None:
-        failed = isinstance(answer, Status)
-        nonfinite = not isinstance(answer, Status) and not all_finite(answer.values())
+        failed = nothing = nonfinite = False
+        if isinstance(answer, Status):
+            nothing = answer.code in _NOTHING or answer.reason in _LOAD
+            failed = not nothing
+        else:
+            nonfinite = not all_finite(answer)
+        self._end(failed=failed, nonfinite=nonfinite, nothing=nothing)
+
+    def _end(self, *, failed: bool = False, nonfinite: bool = False, nothing: bool = False) -> None:
+        """One call has ended, or it was refused before the first."""
+        with self._changed:
+            self._failed |= failed
+            self._nonfinite |= nonfinite
+            self._nothing |= nothing
+            self._left -= 1
+            over = self._left == 0
+            if over:
+                self.seconds = self._clock.monotonic() - self.started
+                self._changed.notify_all()
+        if over:
+            self._handle.release()
+
+
+def all_finite(outputs: Mapping[str, Tensor]) -> bool:
+    """Whether the first bytes of every output of floats have neither NaN nor inf."""
+    for array in outputs.values():
+        if array.dtype.kind in "fc" and not np.isfinite(array.reshape(-1)[: _FINITE_BYTES // array.itemsize]).all():
+            return False
+    return True
