@@ -80,6 +80,10 @@ class Feature:
 
     # What it says about versions.
 
+    def accepted(self, id: ServableId) -> bool:
+        """Whether an operator takes the version as it is: neither its signature nor recorded answers hold it back."""
+        return False
+
     def silence(self, id: ServableId) -> Status:
         """The reason why a version that is available refuses every request, as far as the feature knows; OK if it does
         not."""
@@ -187,6 +191,9 @@ class Features:
     def rejected(self, name: str) -> Mapping[int, Status]:
         found = self.ask("rejected", lambda feature: feature.rejected(name), self._rejecting)
         return next((rejected for rejected in found if rejected), NOTHING_REJECTED)
+
+    def accepted(self, id: ServableId) -> bool:
+        return any(self.ask("accepted", lambda feature: feature.accepted(id), self))
 
     def publish(self, event: LifecycleEvent) -> None:
         self.ask(type(event).__name__, lambda feature: feature.on_event(event), self)

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, revision_of, state_of
+from tfs_lite.core.manifest import FILES_ABOUT_LOADS_BESIDE, MODEL_SETTINGS_FILES, revision_of, state_of
 from tfs_lite.core.publish import HIDDEN_PREFIX, LEFTOVER_SECONDS
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode, printable
@@ -126,7 +126,7 @@ def look_at(
     before, moved = dict(stream.offered), stream.moved
     configs = _configs_beside(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), dict[int, Waiting]()
-    look.beside = [os.path.join(servable.base_path, e.name) for e in entries if e.name in MODEL_SETTINGS_FILES]
+    look.beside = [os.path.join(servable.base_path, e.name) for e in entries if e.name in FILES_ABOUT_LOADS_BESIDE]
     unfinished: dict[int, float | None] = {}
     changing: dict[int, str] = {}
     fetching: set[int] = set()
@@ -290,9 +290,9 @@ def _version_directories(entries: Iterable[DirectoryEntry]) -> list[str]:
 
 
 def _configs_beside(entries: Iterable[DirectoryEntry]) -> str:
-    """The revision of the configs beside the versions; empty without any."""
-    configs = sorted(f"{e.name}\0{e.state}" for e in entries if not e.is_directory and e.name in MODEL_SETTINGS_FILES)
-    return hashlib.sha256("\n".join(configs).encode()).hexdigest()[:16] if configs else ""
+    """The revision of the configs and the recorded answers beside the versions; empty without any."""
+    files = sorted(f"{e.name}\0{e.state}" for e in entries if not e.is_directory and e.name in FILES_ABOUT_LOADS_BESIDE)
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()[:16] if files else ""
 
 
 def _passed_over(entries: Sequence[DirectoryEntry]) -> dict[str, str]:

@@ -110,7 +110,7 @@ def revision_here(path: StoragePath, revision: str) -> str:
     them, and the state of its configs that of the storage. Raises OSError."""
     disk, base = RealDisk(), os.path.dirname(path)
     tree = disk.stat_tree(path)
-    place = path if tree.configs.files else base
+    place = path if tree.has_config else base
     named = BaseConfigs(disk).named(place, base, disk.list_directory(place))
     return revision_of(state_of(path, tree.version.fingerprint, named), configs_of(revision))
 
