@@ -2,9 +2,9 @@
 
     {"format": 1, "clean": false, "models": {"m": {"rejected": [...], "accepted": {"8": FILES}, "trials": [...]}}}
 
-It is replaced as a whole: written under another name, synced, renamed. ``clean`` is true only after a server has stopped
-as it should, so that the next one knows of a server that ended during a trial: the trial counts these ends, and after
-:data:`UNCLEAN_ENDS` of them its version is rejected. Nothing else would stop a version that ends the server.
+It is replaced as a whole: written under another name, synced, renamed. ``clean`` is true only after a server has
+stopped as it should, so that the next one knows of a server that ended during a trial: the trial counts these ends, and
+after :data:`UNCLEAN_ENDS` of them its version is rejected. Nothing else would stop a version that ends the server.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class StateFile:
         what = error.strerror if isinstance(error, OSError) else error
         logger.error("%s of the state directory cannot be read (%s); it is now %s", FILE, what, aside.name)
 
-    def write(self, saved: Mapping[str, SavedModel]) -> None:
-        """Replaces what is remembered. The first failure of a kind is logged: what was remembered before stays."""
+    def write(self, saved: Mapping[str, SavedModel]) -> bool:
+        """Replaces what is remembered. False: it could not, which is logged at the first failure of a kind, and what
+        was remembered before stays."""
         with self._lock:
-            if not self._closed:
-                self._write(saved, clean=False)
+            return self._closed or self._write(saved, clean=False)
 
     def close(self, saved: Mapping[str, SavedModel]) -> None:
         """The server stops as it should; later calls of ``write`` write nothing."""
@@ -101,22 +101,24 @@ class StateFile:
                 self._closed = True
                 self._write(saved, clean=True)
 
-    def _write(self, saved: Mapping[str, SavedModel], *, clean: bool) -> None:
+    def _write(self, saved: Mapping[str, SavedModel], *, clean: bool) -> bool:
         """Called with the lock held. Without anything to remember, no file is made."""
         trials = {(name, trial.new, trial.files) for name, model in saved.items() for trial in model.trials}
         self._unclean = {trial: self._unclean.get(trial, 0) for trial in trials}
         models = {name: self._as_json(name, model) for name, model in sorted(saved.items())}
         data = (json.dumps({"format": FORMAT, "clean": clean, "models": models}, indent=1) + "\n").encode()
         if data == self._written or (not models and not self._path.exists()):
-            return
+            return True
         try:
             _replace(self._path, data)
             self._written, self._problem = data, ""
+            return True
         except OSError as error:
             problem = error.strerror or type(error).__name__
             if problem != self._problem:
                 logger.error("%s of the state directory cannot be written: %s", FILE, problem)
             self._problem = problem
+            return False
 
     def _as_json(self, name: str, model: SavedModel) -> dict[str, Any]:
         return {

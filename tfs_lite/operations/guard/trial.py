@@ -44,7 +44,8 @@ class TrialSettings:
 
     ``bake_seconds``: 0 for no trial. ``bake_requests``: the trial also waits for so many answers of the new version.
     ``tells_only``: the version is never taken back; what would have been is told. ``shadow_percent`` and
-    ``shadow_seconds``: both above 0 for a shadow before the bake.
+    ``shadow_seconds``: both above 0 for a shadow before the bake. ``repeats``: a request may run twice, so that the old
+    version may be asked where the new one has failed.
     """
 
     bake_seconds: float = 0.0
@@ -52,6 +53,7 @@ class TrialSettings:
     tells_only: bool = False
     shadow_percent: float = 0.0
     shadow_seconds: float = 0.0
+    repeats: bool = True
 
     @property
     def bakes(self) -> bool:
