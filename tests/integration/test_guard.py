@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.servers.in_process import TIMEOUT, ServerFixture, config_text, entry, serving
@@ -161,6 +162,9 @@ def test_rollback_below_a_corrupt_newest_version(tmp_path: Path) -> None:
     with guarded(tmp_path, **fields) as found:
         found.wait_states(v1=AVAILABLE, v2=AVAILABLE, v3=END)
         found.say(Verb.ROLLBACK)
+        assert found.served.version() == 2
+        assert found.served.status()[3].status.message.startswith("rolled back to version 2")
+        found.say(Verb.ROLLBACK)
         found.wait_answer(1)
         found.wait_states(v1=AVAILABLE, v2=END, v3=END)
 
@@ -171,10 +175,11 @@ def test_label_on_a_version_that_was_taken_back_means_the_one_that_answers(tmp_p
         label = f'version_labels {{ key: "stable" value: {stable} }}'
         found.served.reload(entry("m", f"model_version_policy {{ specific {{ {policy} }} }} {label}"))
 
-    for version in (1, 2):
-        put(tmp_path, version)
+    put(tmp_path, 1)
     with guarded(tmp_path) as found:
         reload(found, 1, stable=1)
+        put(tmp_path, 2)
+        wait_until(lambda: 2 in found.served.server.core.sources.found("m").versions, "2 is seen", TIMEOUT)
         reload(found, 1, 2, stable=2)
         assert found.served.version(label="stable") == 2
         found.wait_trial(2, 1)
@@ -242,9 +247,8 @@ def explicit(root: Path, **more: object) -> dict[str, object]:
 
 
 def load(found: Guarded) -> None:
-    repository = found.served.server.repository
-    assert repository is not None
-    repository.load("m", {})
+    answer = httpx.post(f"{found.served.url}/v2/repository/models/m/load", timeout=TIMEOUT)
+    assert answer.status_code == 200, answer.text
 
 
 def test_load_call_returns_when_the_new_version_answers_and_the_old_one_stays_for_the_trial(tmp_path: Path) -> None:
