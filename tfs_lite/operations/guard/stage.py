@@ -49,6 +49,8 @@ from tfs_lite.serving.lifecycle_events import LifecycleEvent, LoadAttempted, Loa
 logger = logging.getLogger(__name__)
 MAX_STEPS = 1000
 """The most steps of one model at a time; more of them are a defect."""
+MAX_GIVEN = 4
+"""The most trials that end early for one load without memory; after so many it does not fit for other reasons."""
 NO_STATE = ModelState()
 
 
@@ -203,9 +205,10 @@ class GuardStage:
         self._settings_of, self._files_of = settings_of, files_of
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
         self._events: deque[LifecycleEvent] = deque()
-        self._lock = threading.Lock()  # guards the models and the next three; held while a list goes on
+        self._lock = threading.Lock()  # guards the models and the next four; held while a list goes on
         self._models: dict[str, _Model] = {}
-        self._parked: set[ServableId] = set()  # versions whose load waits for memory or place
+        self._parked: set[ServableId] = set()  # versions whose load waits for memory or place, or was refused for it
+        self._given: dict[ServableId, int] = {}  # how many trials have ended for such a load
         self._leaving: set[ServableId] = set()  # versions that are being unloaded
         self._touched: set[str] = set()  # models of which something was heard since the last tick
         self._told: dict[str, _Told] = {}  # by model; values are replaced, and read without the lock
@@ -394,6 +397,10 @@ class GuardStage:
         self._leaving.discard(id)
         if state.state is ManagerState.UNLOADING:
             self._leaving.add(id)
+        elif state.health.code is StatusCode.RESOURCE_EXHAUSTED:
+            self._parked.add(id)
+        if state.state is ManagerState.AVAILABLE or (state.state is ManagerState.END and state.health.ok):
+            self._given.pop(id, None)
         model = self._models.get(id.name)
         if model is None:
             return
@@ -425,16 +432,28 @@ class GuardStage:
     def _gives_memory(self) -> _Model | None:
         """The model that gives its old version's memory to a load that waits: one at a time, the oldest trial first,
         and none while something is on its way out already."""
-        if not self._parked or self._leaving:
+        waiting = [id for id in self._parked if self._is_passed(id) and self._given.get(id, 0) < MAX_GIVEN]
+        if not waiting or any(not self._is_passed(id) for id in self._leaving):
             return None
         baking = [
-            (model.state.running.since, model.name, model)
+            (running.since, model.name, model)
             for model in self._models.values()
-            if model.state.running is not None
-            and model.state.running.stage is Stage.BAKING
+            if (running := model.state.running) is not None
+            and running.stage is Stage.BAKING
+            and running.old not in model.listed
             and not self._judgement(model).leaning
         ]
-        return min(baking)[2] if baking else None
+        if not baking:
+            return None
+        giver, running = min(baking)[2], min(baking)[2].state.running
+        assert running is not None
+        self._given[min(waiting)] = self._given.get(min(waiting), 0) + 1
+        self._leaving.add(ServableId(giver.name, running.old))
+        return giver
+
+    def _is_passed(self, id: ServableId) -> bool:
+        model = self._models.get(id.name)
+        return model is not None and any(item.id == id for item in model.passed)
 
     def _judgement(self, model: _Model) -> Judgement:
         running = model.state.running
