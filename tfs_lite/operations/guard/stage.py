@@ -142,7 +142,8 @@ class SavedModel:
 @dataclass(slots=True)
 class _Model:
     """What the stage keeps of a model; guarded by the stage's lock. ``known``: the items of every version that is there
-    and could be offered. ``settings``: with the revision that they were read for."""
+    and could be offered. ``settings``: with the revision that they were read for. ``failed_as``: the revision of a
+    version when it has failed; another one is loaded anew."""
 
     name: str
     state: ModelState = NO_STATE
@@ -152,6 +153,7 @@ class _Model:
     settings: dict[int, tuple[str, TrialSettings]] = field(default_factory=dict)
     available: frozenset[int] = frozenset()
     failed: Mapping[int, Status] = field(default_factory=nothing)
+    failed_as: dict[int, str] = field(default_factory=dict)
     held: frozenset[int] = frozenset()
     rejected: frozenset[int] = frozenset()
     ended: EndedTrial | None = None
@@ -360,15 +362,18 @@ class GuardStage:
             return OFF
 
     def _take_list(self, model: _Model, items: Items, settings: Mapping[int, tuple[str, TrialSettings]]) -> None:
-        before = {item.id.version: item.revision for item in model.items}
-        after = {item.id.version: item.revision for item in items}
-        model.failed = {v: status for v, status in model.failed.items() if before.get(v) == after.get(v)}
         model.items = items
         kept = {version: found for version, found in model.settings.items() if version in model.listed}
         model.settings = {**kept, **settings}
         passed = {item.id.version: item for item in model.passed}
         known = passed if model.state.at_rest else model.known
         model.known = {**known, **model.listed}
+        model.failed = {v: status for v, status in model.failed.items() if self._still_failed(model, v)}
+
+    def _still_failed(self, model: _Model, version: int) -> bool:
+        """The manager loads another revision anew, and says so."""
+        item = model.known.get(version)
+        return item is not None and item.revision == model.failed_as.get(version, item.revision)
 
     def _look(self, model: _Model, on_disk: Mapping[int, ServableData[StoragePath]] | None) -> None:
         """Takes what is there; what has been passed on already stays as it was passed."""
@@ -410,8 +415,10 @@ class GuardStage:
         else:
             model.available -= {version}
         failed = {other: status for other, status in model.failed.items() if other != version}
-        if state.state is ManagerState.END and not state.health.ok:
+        if state.state is ManagerState.END and not state.health.ok and self._is_passed(id):
             failed[version] = state.health
+            item = model.known.get(version)
+            model.failed_as[version] = item.revision if item is not None else ""
         model.failed = failed
 
     def _forget(self, name: str) -> None:
