@@ -49,6 +49,8 @@ from tfs_lite.serving.lifecycle_events import LifecycleEvent, LoadAttempted, Loa
 logger = logging.getLogger(__name__)
 MAX_STEPS = 1000
 """The most steps of one model at a time; more of them are a defect."""
+MAX_GIVEN = 4
+"""The most trials that end early for one load without memory; after so many it does not fit for other reasons."""
 NO_STATE = ModelState()
 
 
@@ -140,7 +142,8 @@ class SavedModel:
 @dataclass(slots=True)
 class _Model:
     """What the stage keeps of a model; guarded by the stage's lock. ``known``: the items of every version that is there
-    and could be offered. ``settings``: with the revision that they were read for."""
+    and could be offered. ``settings``: with the revision that they were read for. ``failed_as``: the revision of a
+    version when it has failed; another one is loaded anew."""
 
     name: str
     state: ModelState = NO_STATE
@@ -150,6 +153,7 @@ class _Model:
     settings: dict[int, tuple[str, TrialSettings]] = field(default_factory=dict)
     available: frozenset[int] = frozenset()
     failed: Mapping[int, Status] = field(default_factory=nothing)
+    failed_as: dict[int, str] = field(default_factory=dict)
     held: frozenset[int] = frozenset()
     rejected: frozenset[int] = frozenset()
     ended: EndedTrial | None = None
@@ -203,9 +207,10 @@ class GuardStage:
         self._settings_of, self._files_of = settings_of, files_of
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
         self._events: deque[LifecycleEvent] = deque()
-        self._lock = threading.Lock()  # guards the models and the next three; held while a list goes on
+        self._lock = threading.Lock()  # guards the models and the next four; held while a list goes on
         self._models: dict[str, _Model] = {}
-        self._parked: set[ServableId] = set()  # versions whose load waits for memory or place
+        self._parked: set[ServableId] = set()  # versions whose load waits for memory or place, or was refused for it
+        self._given: dict[ServableId, int] = {}  # how many trials have ended for such a load
         self._leaving: set[ServableId] = set()  # versions that are being unloaded
         self._touched: set[str] = set()  # models of which something was heard since the last tick
         self._told: dict[str, _Told] = {}  # by model; values are replaced, and read without the lock
@@ -357,15 +362,18 @@ class GuardStage:
             return OFF
 
     def _take_list(self, model: _Model, items: Items, settings: Mapping[int, tuple[str, TrialSettings]]) -> None:
-        before = {item.id.version: item.revision for item in model.items}
-        after = {item.id.version: item.revision for item in items}
-        model.failed = {v: status for v, status in model.failed.items() if before.get(v) == after.get(v)}
         model.items = items
         kept = {version: found for version, found in model.settings.items() if version in model.listed}
         model.settings = {**kept, **settings}
         passed = {item.id.version: item for item in model.passed}
         known = passed if model.state.at_rest else model.known
         model.known = {**known, **model.listed}
+        model.failed = {v: status for v, status in model.failed.items() if self._still_failed(model, v)}
+
+    def _still_failed(self, model: _Model, version: int) -> bool:
+        """The manager loads another revision anew, and says so."""
+        item = model.known.get(version)
+        return item is not None and item.revision == model.failed_as.get(version, item.revision)
 
     def _look(self, model: _Model, on_disk: Mapping[int, ServableData[StoragePath]] | None) -> None:
         """Takes what is there; what has been passed on already stays as it was passed."""
@@ -394,6 +402,10 @@ class GuardStage:
         self._leaving.discard(id)
         if state.state is ManagerState.UNLOADING:
             self._leaving.add(id)
+        elif state.health.code is StatusCode.RESOURCE_EXHAUSTED:
+            self._parked.add(id)
+        if state.state is ManagerState.AVAILABLE or (state.state is ManagerState.END and state.health.ok):
+            self._given.pop(id, None)
         model = self._models.get(id.name)
         if model is None:
             return
@@ -403,8 +415,10 @@ class GuardStage:
         else:
             model.available -= {version}
         failed = {other: status for other, status in model.failed.items() if other != version}
-        if state.state is ManagerState.END and not state.health.ok:
+        if state.state is ManagerState.END and not state.health.ok and self._is_passed(id):
             failed[version] = state.health
+            item = model.known.get(version)
+            model.failed_as[version] = item.revision if item is not None else ""
         model.failed = failed
 
     def _forget(self, name: str) -> None:
@@ -425,16 +439,28 @@ class GuardStage:
     def _gives_memory(self) -> _Model | None:
         """The model that gives its old version's memory to a load that waits: one at a time, the oldest trial first,
         and none while something is on its way out already."""
-        if not self._parked or self._leaving:
+        waiting = [id for id in self._parked if self._is_passed(id) and self._given.get(id, 0) < MAX_GIVEN]
+        if not waiting or any(not self._is_passed(id) for id in self._leaving):
             return None
         baking = [
-            (model.state.running.since, model.name, model)
+            (running.since, model.name, model)
             for model in self._models.values()
-            if model.state.running is not None
-            and model.state.running.stage is Stage.BAKING
+            if (running := model.state.running) is not None
+            and running.stage is Stage.BAKING
+            and running.old not in model.listed
             and not self._judgement(model).leaning
         ]
-        return min(baking)[2] if baking else None
+        if not baking:
+            return None
+        giver, running = min(baking)[2], min(baking)[2].state.running
+        assert running is not None
+        self._given[min(waiting)] = self._given.get(min(waiting), 0) + 1
+        self._leaving.add(ServableId(giver.name, running.old))
+        return giver
+
+    def _is_passed(self, id: ServableId) -> bool:
+        model = self._models.get(id.name)
+        return model is not None and any(item.id == id for item in model.passed)
 
     def _judgement(self, model: _Model) -> Judgement:
         running = model.state.running

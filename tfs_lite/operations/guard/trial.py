@@ -342,8 +342,8 @@ def held(state: ModelState, available: Collection[int]) -> frozenset[int]:
 
 def guarded(items: Items, state: ModelState, on_disk: Mapping[int, ServableData[StoragePath]]) -> Items:
     """The list that goes on: without rejected versions, with both versions of every trial, and with what an operator
-    goes back to. ``on_disk``: versions that could be offered and are not in ``items``. An empty list stays empty, and
-    no other one becomes empty. The highest version comes first, as sources send them."""
+    goes back to; what is added comes last. ``on_disk``: versions that could be offered and are not in ``items``. An
+    empty list stays empty, and no other one becomes empty."""
     if not items:
         return items
     listed = {item.id.version: item for item in items}
@@ -358,7 +358,7 @@ def guarded(items: Items, state: ModelState, on_disk: Mapping[int, ServableData[
         wanted.update({} if instead is None else {instead: on_disk[instead]})
     if not wanted:
         return items
-    return [_renewed(wanted[version], state.retries) for version in sorted(wanted, reverse=True)]
+    return [_renewed(item, state.retries) for item in wanted.values()]
 
 
 def _renewed(item: ServableData[StoragePath], retries: Mapping[int, int]) -> ServableData[StoragePath]:
