@@ -231,7 +231,7 @@ class _Side:
             return
         try:
             calls = [self._call(run, signatures) for run in runs]
-        except ServingError:  # a refusal, as a client would get it
+        except Exception:  # a client would get an error, too
             self._end(failed=True)
             return
         self._calls, self._left = calls, len(calls)
