@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.schedulers.ensembles import settings_of, step, tensor
 from tests.support.servers.platforms import WIDTH, write_python
 from tests.support.servers.process import wait_until
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.python.model import open_python
 from tfs_lite.config.model import ModelSettings, ModelTensor
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.core.trial import Ending, TrialEnding
@@ -26,6 +28,7 @@ from tfs_lite.operations.guard.evidence import Evidence, Pair, Ran
 from tfs_lite.operations.guard.reruns import Reruns
 from tfs_lite.protocols.runs import Run
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
+from tfs_lite.schedulers.ensemble.servable import EnsembleServable
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.servables import OwnClockServable
 
@@ -61,12 +64,14 @@ HANGS = "while not (PLACE / 'open').exists(): time.sleep(0.005)"
 class Told(Evidence):
     """Remembers what it is told of pairs."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, id: ServableId, old: int, clock: VirtualClock, order: list[str]) -> None:
+        super().__init__(id, old, clock.monotonic)
         self.pairs: list[tuple[Ran | None, Ran | None]] = []
+        self.order = order
 
     def on_pair(self, pair: Pair, new: Ran | None, old: Ran | None) -> None:
         super().on_pair(pair, new, old)
+        self.order.append(self.id.name)
         self.pairs.append((new, old))
 
 
@@ -78,7 +83,9 @@ class Trials:
         self.clock = VirtualClock()
         self.serving = ServingMap()
         self.reruns = Reruns(self.serving.lookup, self.clock, Random(1))
-        self._servables: list[OwnClockServable] = []
+        self.order: list[str] = []
+        """The models of the pairs that have run."""
+        self._servables: list[Any] = []
 
     def serve(
         self, version: int, body: str = "", name: str = "m", input: str = "x", settings: BatchSettings = ALONE
@@ -97,6 +104,21 @@ class Trials:
         self.serving.add(ServableId(name, version), servable)
         return servable
 
+    def ensemble(self) -> ServableId:
+        """An ensemble whose one step is the model ``m``."""
+        settings = settings_of(
+            [tensor("IN", (-1, WIDTH))], [tensor("OUT", (-1, WIDTH))], [step("m", {"x": "IN"}, {"y": "OUT"})]
+        )
+        id = ServableId("e", 3)
+        made = EnsembleServable(
+            id,
+            ModelSettings.model_validate(settings),
+            lambda name, version: self.serving.lookup(ModelRef(name, version)),
+        )
+        self._servables.append(made)
+        self.serving.add(id, made)
+        return id
+
     def trial(self, new: str = "", old: str = "", name: str = "m") -> Told:
         """A trial of two versions, which is watched."""
         self.serve(NEW, new, name)
@@ -104,15 +126,18 @@ class Trials:
         return self.watch(name)
 
     def watch(self, name: str = "m") -> Told:
-        evidence = Told(ServableId(name, NEW), OLD, self.clock.monotonic)
+        evidence = Told(ServableId(name, NEW), OLD, self.clock, self.order)
         self.reruns.watch(evidence)
         return evidence
 
-    def fail(self, evidence: Evidence, *values: float, times: int = 1) -> None:
-        runs = tuple(Run("serving_default", {"x": np.full((1, WIDTH), value, np.float32)}) for value in values or (1.0,))
+    def fail(
+        self, evidence: Evidence, *values: float, times: int = 1, input: str = "x", asked: ServableId | None = None
+    ) -> None:
+        rows = [np.full((1, WIDTH), value, np.float32) for value in values or (1.0,)]
+        runs = tuple(Run("serving_default", {input: row}) for row in rows)
         status = Status(StatusCode.INTERNAL, "it broke")
         for _ in range(times):
-            evidence.on_end(TrialEnding(Ending.FAULT, status, shielded=True, runs=runs))
+            evidence.on_end(TrialEnding(Ending.FAULT, status, shielded=True, runs=runs, asked=asked))
 
     def outcome(self, evidence: Told, number: int = 1) -> tuple[Ran | None, Ran | None]:
         """The outcome of one of the pairs of a trial, once it is there."""
@@ -239,9 +264,30 @@ def test_a_side_that_hangs_fails_once_the_other_has_answered_and_ten_seconds_are
     new, old = trials.outcome(evidence)
     assert (new.ended, old.ended) == (False, True)
     assert trials.votes_against(evidence) == 1
-    assert trials.serving.users() == {ServableId("m", OLD): 0, ServableId("m", NEW): 1}
+    trials.wait(lambda: trials.serving.users() == {ServableId("m", OLD): 0, ServableId("m", NEW): 1}, "one is free")
     (trials.place / "open").touch()
     trials.wait(trials.all_released, "the new version is free when its model has ended")
+
+
+@pytest.mark.parametrize(("answered", "says_something"), [(False, True), (True, False)])
+def test_a_long_wait_in_a_queue_fails_only_if_the_queue_stands_still(trials, answered, says_something):
+    evidence = trials.trial(new=HANGS)
+    handle = trials.serving.lookup(ModelRef("m", NEW))
+    ended = threading.Event()
+    inputs = {"x": np.zeros((1, WIDTH), np.float32)}
+    handle.servable.submit(PredictCall("serving_default", inputs, (), None, lambda answer: ended.set()))
+    trials.wait(lambda: NEW in trials.ran, "the only instance of the new version is taken")
+    trials.fail(evidence)
+    trials.clock.advance(10.0)
+    trials.wait(lambda: handle.servable.pending, "the pair waits for the new version")
+    if answered:
+        evidence.on_end(TrialEnding(Ending.WELL))
+    trials.clock.advance(10.01)
+    new, old = trials.outcome(evidence)
+    assert (new is not None and not new.ended, old.ended) == (says_something, True)
+    (trials.place / "open").touch()
+    assert ended.wait(20)
+    handle.release()
 
 
 def test_two_sides_that_hang_are_given_up_after_a_minute_and_say_nothing(trials):
@@ -267,13 +313,36 @@ def test_a_version_that_is_gone_gives_no_outcome_and_holds_nothing(trials):
     assert not trials.ran
 
 
+def test_a_request_of_an_ensemble_runs_again_with_each_version_of_the_step(trials):
+    evidence, ensemble = trials.trial(new=RAISES), trials.ensemble()
+    trials.fail(evidence, input="IN", asked=ensemble)
+    trials.clock.advance(10.0)
+    new, old = trials.outcome(evidence)
+    assert (new.failed, old.failed) == (True, False)
+    assert sorted(trials.ran) == [OLD, NEW]
+    trials.wait(trials.all_released, "both versions and the ensemble are free")
+
+
+def test_without_the_ensemble_or_the_version_of_its_step_there_is_no_outcome(trials):
+    evidence, ensemble = trials.trial(new=RAISES), trials.ensemble()
+    trials.fail(evidence, input="IN", asked=ServableId("e", 4))
+    trials.clock.advance(10.0)
+    assert trials.outcome(evidence) == (None, None)
+    trials.serving.withdraw(ServableId("m", OLD), lambda: None)
+    trials.fail(evidence, input="IN", asked=ensemble)
+    trials.clock.advance(10.0)
+    assert trials.outcome(evidence, 2) == (None, None)
+    assert trials.all_released()
+
+
 def test_trials_take_turns(trials):
     first, second = trials.trial(name="m"), trials.trial(name="n")
     trials.fail(first, times=3)
     trials.fail(second)
     trials.clock.advance(10.0)
-    trials.outcome(first)
+    trials.outcome(first, 3)
     trials.outcome(second)
+    assert trials.order == ["m", "n", "m", "m"]
 
 
 def test_a_trial_that_is_over_gives_up_its_pair_at_once(trials):
@@ -302,4 +371,12 @@ def test_no_thread_before_the_first_trial_and_none_after_the_end(trials):
 
 
 def test_a_busy_version_gives_no_outcome(trials):
-    pytest.skip("needs the reason of full queues")
+    trials.serve(OLD)
+    trials.serve(NEW, HANGS, settings=BatchSettings(max_queued_calls=1))
+    evidence = trials.watch()
+    trials.fail(evidence, 1.0, 1.0, 1.0)
+    trials.clock.advance(10.0)
+    trials.wait(lambda: NEW in trials.ran, "the new version runs, and has refused the third run")
+    (trials.place / "open").touch()
+    new, old = trials.outcome(evidence)
+    assert (new, old.failed) == (None, False)
