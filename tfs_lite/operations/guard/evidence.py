@@ -112,12 +112,13 @@ class Counts:
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
     """A failure that is to be run again on both versions, at ``due`` of the clock or later. ``nonfinite``: the answer
-    had NaN or inf. ``size``: bytes of its inputs."""
+    had NaN or inf. ``size``: bytes of its inputs. ``asked``: as in :class:`~tfs_lite.core.trial.TrialEnding`."""
 
     runs: tuple[Run, ...]
     due: float
     nonfinite: bool
     size: int
+    asked: ServableId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +201,9 @@ class Evidence:
             self._faults_alone += 1
             self._first_failure = min(self._first_failure, now)
         if ending.runs:
-            self._keep(ending.runs, kind, now)
+            self._keep(ending, now)
 
-    def _keep(self, runs: Sequence[Run], kind: Ending, now: float) -> None:
+    def _keep(self, ending: TrialEnding, now: float) -> None:
         """Failures that are too large count among the first of their span, so that few are measured."""
         span = self._span_of(now)
         if span != self._kept_in:
@@ -210,10 +211,12 @@ class Evidence:
         if self._kept >= KEPT_IN_SPAN or len(self._waiting) >= MOST_WAITING:
             return
         self._kept += 1
+        runs: Sequence[Run] = ending.runs
         size = input_bytes(runs)
         if self._bytes + size <= MAX_INPUT_BYTES:
             self._bytes += size
-            self._waiting.append(Pair(tuple(runs), now + DELAY_SECONDS, kind is Ending.NONFINITE, size))
+            nonfinite = ending.ending is Ending.NONFINITE
+            self._waiting.append(Pair(tuple(runs), now + DELAY_SECONDS, nonfinite, size, ending.asked))
 
     # Pairs.
 
@@ -253,6 +256,10 @@ class Evidence:
             new_failed, old_failed = failures(new, old, self.nonfinite_counts)
             self._only_new += new_failed and not old_failed
             self._only_old += old_failed and not new_failed
+
+    def answered_by(self, version: int) -> int:
+        """The requests of the trial that this one of the two versions has answered well. Any thread."""
+        return self._well if version == self.id.version else self._shielded
 
     # Votes and verdict.
 
