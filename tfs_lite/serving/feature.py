@@ -124,6 +124,7 @@ class Features:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._all: tuple[Feature, ...] = ()
+        self._rejecting: tuple[Feature, ...] = ()  # those that keep versions from answering: labels ask on each request
         self._failures = Counter(
             "tfs_lite_feature_failures", "Calls of a feature that raised.", ("feature", "what"), registry=registry
         )
@@ -142,6 +143,7 @@ class Features:
             if feature is not None:
                 made.append(feature)
                 self._all = (*made, *own)
+        self._rejecting = tuple(feature for feature in self if type(feature).rejected is not Feature.rejected)
 
     def find(self, kind: type[F]) -> F | None:
         """The feature of this class; None if there is none."""
@@ -187,7 +189,7 @@ class Features:
         return next((feature.trials for feature in self if feature.trials is not NO_TRIALS), NO_TRIALS)
 
     def rejected(self, name: str) -> Mapping[int, Status]:
-        found = self.ask("rejected", lambda feature: feature.rejected(name), self)
+        found = self.ask("rejected", lambda feature: feature.rejected(name), self._rejecting)
         return next((rejected for rejected in found if rejected), NOTHING_REJECTED)
 
     def accepted(self, id: ServableId) -> bool:
