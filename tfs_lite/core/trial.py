@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import OK, Status
@@ -35,8 +35,7 @@ FAILED = SHIELDED | {Ending.LATE}
 """The endings that count as failures of the version, and are run again on both."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialEnding:
+class TrialEnding(NamedTuple):
     """How a request ended on a version under trial.
 
     ``status``: OK, or the failure of the new version. ``shielded``: the old one answered it. ``old_failed``: the old

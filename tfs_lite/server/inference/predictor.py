@@ -171,8 +171,7 @@ class Predictor:
         if trial is None:
             return None
         repeat = options.sequence is None and may_repeat(traits)
-        old = ModelRef(id.name, trial.old)
-        return Shield(id, trial, record, old, options, repeat=repeat, asks=model.version is None)
+        return Shield(id, trial, record, options, repeat, model.version is None)
 
     def _shield_of_ensemble(
         self, model: ModelRef, handle: ServableHandle, record: RequestRecord, options: CallOptions
@@ -189,17 +188,11 @@ class Predictor:
             return None
         last = next((name for name in reversed(tuple(trials)) if name in found), next(iter(found)))
         number, trial = found[last]
-        return Shield(
-            ServableId(last, number),
-            trial,
-            record,
-            ModelRef(id.name, version),
-            options,
-            repeat=steps.repeat and options.sequence is None and may_repeat(traits),
-            asks=model.version is None,
-            asked=None if last == id.name else id,
-            instead=instead,
-        )
+        repeat = steps.repeat and options.sequence is None and may_repeat(traits)
+        shield = Shield(ServableId(last, number), trial, record, options, repeat, model.version is None)
+        shield.instead, shield.old = instead, (id.name, version)
+        shield.asked = None if last == id.name else id
+        return shield
 
     def _unqueued(
         self, handle: ServableHandle, runs: Sequence[Run], record: RequestRecord, options: CallOptions, shield: Shield
@@ -215,14 +208,14 @@ class Predictor:
         if not (shield.asks and ending_of(error.status) in SHIELDED):
             return None
         try:
-            return self._lookup(shield.ref)
+            return self._lookup(ModelRef(*shield.old))
         except ServingError:
             return None
 
     def _again(self, shield: Shield, runs: Sequence[Run]) -> PendingRequest:
         """Begins the runs on the old version."""
         record, options = shield.record, shield.options
-        handle = self._lookup(shield.ref)
+        handle = self._lookup(ModelRef(*shield.old))
         try:
             if not may_repeat(handle.servable.traits):
                 raise failed_precondition(f"requests to {handle.id} are not run again")

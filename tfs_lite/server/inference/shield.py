@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -60,16 +60,12 @@ def all_finite(outputs: Iterable[Mapping[str, Array]]) -> bool:
     """Whether there is neither NaN nor inf in the first :data:`LOOKED_AT` bytes of every output of floats."""
     for each in outputs:
         for array in each.values():
-            if array.dtype.kind in FLOATS and array.size and not _is_finite(array):
-                return False
+            if array.dtype.kind in FLOATS:
+                if array.nbytes > LOOKED_AT:
+                    array = array.reshape(-1)[: LOOKED_AT // array.itemsize]
+                if 0 in np.isfinite(array).tobytes():  # quicker than all(), which matters for each request
+                    return False
     return True
-
-
-def _is_finite(array: Array) -> bool:
-    head = array.reshape(-1)
-    if array.nbytes > LOOKED_AT:
-        head = head[: LOOKED_AT // array.itemsize]
-    return 0 not in np.isfinite(head).tobytes()  # quicker than all(), which matters for each request
 
 
 def may_repeat(traits: Traits) -> bool:
@@ -112,36 +108,35 @@ class Steps:
 _NO_VERSIONS: Mapping[int, Trial] = {}
 
 
-@dataclass(slots=True, eq=False)
 class Shield:
-    """One request on a version under trial. On the event loop. The trial is told once how it has ended.
+    """One request on a version under trial. On the event loop. The trial is told once how it has ended. There is one
+    for each such request: what is usual stands in the class."""
 
-    ``id`` is the version on trial. ``ref`` is asked instead, with ``options``, those of the request. ``repeat``:
-    whether the request may run a second time, sooner or later; ``asks``: whether the old version may answer it.
-    ``asked``: the ensemble that was asked, where the version on trial is that of a model of its steps; ``instead``: the
-    versions that its second try takes of such models."""
-
-    id: ServableId
-    trial: Trial
-    record: RequestRecord
-    ref: ModelRef
-    options: Any
-    repeat: bool
-    asks: bool
-    asked: ServableId | None = None
-    instead: Mapping[str, int] | None = None
-    first: ServingError | None = field(default=None, init=False)
+    first: ServingError | None = None
     """The failure of the new version, which the client gets if the old one fails, too."""
-    _begun: float = field(default_factory=monotonic, init=False)
-    _ending: Ending = field(default=Ending.NOTHING, init=False)
-    _calls: Sequence[ServableCall] = field(default=(), init=False)
-    _runs: Sequence[Run] = field(default=(), init=False)
-    _run_seconds: float = field(default=0.0, init=False)
-    _told: bool = field(default=False, init=False)
+    asked: ServableId | None = None
+    """The ensemble that was asked, where the version on trial is that of a model of its steps."""
+    instead: Mapping[str, int] | None = None
+    """The versions of such models in its second try."""
+    _ending = Ending.NOTHING
+    _calls: Sequence[ServableCall] = ()
+    _runs: Sequence[Run] = ()
+    _run_seconds = 0.0
+    _told = False
 
-    def __post_init__(self) -> None:
-        self.repeat = self.repeat and self.trial.may_shield
-        self.asks = self.asks and self.repeat
+    def __init__(
+        self, id: ServableId, trial: Trial, record: RequestRecord, options: Any, repeat: bool, asks: bool
+    ) -> None:
+        """``id`` is the version on trial. ``options``: those of the request, for its second try. ``repeat``: whether
+        the request may run a second time, sooner or later; ``asks``: whether the old version may answer it."""
+        self.id = id
+        self.trial = trial
+        self.record = record
+        self.options = options
+        self.repeat = repeat and trial.may_shield
+        self.asks = asks and self.repeat
+        self.old = id.name, trial.old
+        """What is asked instead."""
 
     # How it has ended on the new version. True: ask the old one.
 
@@ -167,7 +162,7 @@ class Shield:
             return
         if self._ending is Ending.NOTHING:
             self._calls, self._runs = calls, runs
-            if is_late(self.record.deadline, self._begun, monotonic()):
+            if calls and is_late(self.record.deadline, calls[0].arrived, monotonic()):
                 self._ending, self.first = Ending.LATE, _LATE
         self._tell()
 
@@ -194,7 +189,7 @@ class Shield:
             return False
         record.shielded_from = f"{self.id.name}@{self.id.version}"
         if self.asked is None:
-            record.version = self.ref.version
+            record.version = self.old[1]
         self._tell(calls, shielded=True)
         return True
 
@@ -210,28 +205,23 @@ class Shield:
         if self._told:
             return
         self._told = True
-        ending, calls = self._ending, self._calls
+        ending, calls, self._calls = self._ending, self._calls, ()  # calls refer to the request, and so to this
         try:
-            run_seconds, cached = 0.0, bool(calls)
+            cached, seconds = bool(calls), 0.0
             for call in calls:
-                run_seconds += call.run_seconds
+                seconds += call.run_seconds
                 cached = cached and isinstance(call, PredictCall) and call.cached
             if ending is Ending.WELL:
-                self.trial.on_end(TrialEnding(ending, cached=cached, run_seconds=run_seconds))
+                self.trial.on_end(TrialEnding(ending, OK, False, False, "", (), cached, seconds))
                 return
             record = self.record
+            request_id = record.context.request_id if isinstance(record, RecordedRequest) else record.sent_id
+            runs = [replace(run, fits=None) for run in self._runs] if self.repeat else ()
+            status = OK if self.first is None else self.first.status
+            old_seconds = sum(call.run_seconds for call in old_calls)
             self.trial.on_end(
                 TrialEnding(
-                    ending,
-                    OK if self.first is None else self.first.status,
-                    shielded,
-                    old_failed,
-                    record.context.request_id if isinstance(record, RecordedRequest) else record.sent_id,
-                    [replace(run, fits=None) for run in self._runs] if self.repeat else (),
-                    cached,
-                    run_seconds,
-                    sum(call.run_seconds for call in old_calls),
-                    self.asked,
+                    ending, status, shielded, old_failed, request_id, runs, cached, seconds, old_seconds, self.asked
                 )
             )
         except Exception:
