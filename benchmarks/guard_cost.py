@@ -62,8 +62,10 @@ def asker(trials: Trials, values: int) -> Callable[[int], None]:
     servable, metrics = Echo(), RequestMetrics(CollectorRegistry(), lambda name: True)
     id, release = ServableId("m", 8), lambda: None
     predictor = Predictor(lambda ref: ServableHandle(id, servable, release), metrics, trials=trials)
-    plan: Any = lambda servable: (run,)  # noqa: E731
     run = Run(DEFAULT_SIGNATURE, {"x": np.ones(values, np.float32)}, fits=SIGNATURE)
+
+    def plan(servable: Any) -> tuple[Run, ...]:
+        return (run,)
 
     def ask(count: int) -> None:
         for _ in range(count):
