@@ -61,7 +61,7 @@ class TrialEnding(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Trial:
     """The pair of a trial. ``on_end`` takes how each request ended on the new version; called on the event loop, short,
-    and must not raise. ``may_shield``: whether the old version may be asked."""
+    and must not raise. ``may_shield``: whether the old version may be asked, and requests may run again later."""
 
     old: int
     on_end: Callable[[TrialEnding], None]
