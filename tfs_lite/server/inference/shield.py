@@ -9,10 +9,13 @@ what the new one has given.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import random
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import ModelAndVersion, PredictCall, ServableCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode
-from tfs_lite.core.trial import SHIELDED, Ending, Trial, TrialEnding, Trials
+from tfs_lite.core.trial import SHIELDED, Ending, OldAnswer, Shadow, Trial, TrialEnding, Trials
 from tfs_lite.metrics.request_records import RecordedRequest, RequestRecord, is_late
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
@@ -40,6 +43,9 @@ FAULTS = frozenset(
     }
 )
 NOT_OF_THE_VERSION = frozenset({StatusCode.CANCELLED, StatusCode.PERMISSION_DENIED, StatusCode.UNAUTHENTICATED})
+
+
+NO_VERSIONS: Mapping[int, Trial] = MappingProxyType({})
 
 
 def ending_of(status: Status) -> Ending:
@@ -99,18 +105,47 @@ class Steps:
                 continue  # the request will say so
             found.repeat = found.repeat and may_repeat(traits)
             waiting += traits.composing
-            trial = trials.get(name, _NO_VERSIONS).get(number)
+            trial = trials.get(name, NO_VERSIONS).get(number)
             if trial is not None and version is None:
                 found.on_trial[name] = number, trial
         return found
 
 
-_NO_VERSIONS: Mapping[int, Trial] = {}
+class Watch:
+    """Hears how a request has ended on the version that was asked. On the event loop. What it returns asks for another
+    try."""
+
+    def answered(
+        self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
+    ) -> Shield | None:
+        return None
+
+    def failed(self, error: ServingError, runs: Sequence[Run], calls: Sequence[ServableCall]) -> Shield | None:
+        return None
+
+    def dropped(self, runs: Sequence[Run], calls: Sequence[ServableCall]) -> None:
+        """The caller does not wait any more."""
 
 
-class Shield:
-    """One request on a version under trial. On the event loop. The trial is told once how it has ended. There is one
-    for each such request: what is usual stands in the class."""
+class Copied(Watch):
+    """One request on the old version, while the new one is in a shadow."""
+
+    def __init__(self, shadow: Shadow, record: RequestRecord) -> None:
+        self._shadow = shadow
+        self._record = record
+
+    def answered(
+        self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
+    ) -> Shield | None:
+        if random() < self._shadow.share and not _are_cached(calls):
+            answer = OldAnswer(_kept(runs), outputs, self._record.run_seconds, _request_id(self._record))
+            asyncio.get_running_loop().call_soon(self._shadow.take, answer)
+        return None
+
+
+class Shield(Watch):
+    """One request on a version under trial. The trial is told once how it has ended. There is one for each such
+    request: what is usual stands in the class."""
 
     first: ServingError | None = None
     """The failure of the new version, which the client gets if the old one fails, too."""
@@ -138,26 +173,25 @@ class Shield:
         self.old = id.name, trial.old
         """What is asked instead."""
 
-    # How it has ended on the new version. True: ask the old one.
+    # How it has ended on the new version.
 
     def answered(
         self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
-    ) -> bool:
+    ) -> Shield | None:
         self._calls = calls
         if all_finite(outputs):
             self._ending = Ending.WELL
             self._tell()
-            return False
+            return None
         self._ending = Ending.NONFINITE
         return self._asks(runs)
 
-    def failed(self, error: ServingError, runs: Sequence[Run], calls: Sequence[ServableCall]) -> bool:
+    def failed(self, error: ServingError, runs: Sequence[Run], calls: Sequence[ServableCall]) -> Shield | None:
         self._calls, self.first = calls, error
         self._ending = ending_of(error.status)
         return self._asks(runs)
 
     def dropped(self, runs: Sequence[Run], calls: Sequence[ServableCall]) -> None:
-        """The caller does not wait any more."""
         if self._told:
             return
         if self._ending is Ending.NOTHING:
@@ -166,13 +200,13 @@ class Shield:
                 self._ending, self.first = Ending.LATE, _LATE
         self._tell()
 
-    def _asks(self, runs: Sequence[Run]) -> bool:
+    def _asks(self, runs: Sequence[Run]) -> Shield | None:
         self._runs, record = runs, self.record
         if not (self.asks and self._ending in SHIELDED):
             self._tell()
-            return False
+            return None
         self._run_seconds, record.run_seconds = record.run_seconds, 0.0
-        return True
+        return self
 
     # How it has ended on the old one.
 
@@ -207,16 +241,14 @@ class Shield:
         self._told = True
         ending, calls, self._calls = self._ending, self._calls, ()  # calls refer to the request, and so to this
         try:
-            cached, seconds = bool(calls), 0.0
+            cached, seconds = _are_cached(calls), 0.0
             for call in calls:
                 seconds += call.run_seconds
-                cached = cached and isinstance(call, PredictCall) and call.cached
             if ending is Ending.WELL:
                 self.trial.on_end(TrialEnding(ending, OK, False, False, "", (), cached, seconds))
                 return
-            record = self.record
-            request_id = record.context.request_id if isinstance(record, RecordedRequest) else record.sent_id
-            runs = [replace(run, fits=None) for run in self._runs] if self.repeat else ()
+            request_id = _request_id(self.record)
+            runs = _kept(self._runs) if self.repeat else ()
             status = OK if self.first is None else self.first.status
             old_seconds = sum(call.run_seconds for call in old_calls)
             self.trial.on_end(
@@ -226,6 +258,24 @@ class Shield:
             )
         except Exception:
             logger.exception("the end of a request on %s could not be counted", self.id)
+
+
+def _kept(runs: Sequence[Run]) -> list[Run]:
+    """The runs for another version."""
+    return [replace(run, fits=None) for run in runs]
+
+
+def _are_cached(calls: Sequence[ServableCall]) -> bool:
+    """Whether every answer came from the response cache."""
+    for call in calls:
+        if not (isinstance(call, PredictCall) and call.cached):
+            return False
+    return bool(calls)
+
+
+def _request_id(record: RequestRecord) -> str:
+    """Before the record ends."""
+    return record.context.request_id if isinstance(record, RecordedRequest) else record.sent_id
 
 
 _LATE = ServingError(StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the request was answered")
