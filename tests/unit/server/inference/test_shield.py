@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -465,6 +467,24 @@ def through(*models: str) -> dict[str, Any]:
     names = ["x", *(f"behind {model}" for model in models[:-1]), "y"]
     steps = [step(model, {"x": names[i]}, {"y": names[i + 1]}) for i, model in enumerate(models)]
     return settings_of([tensor("x")], [tensor("y")], steps)
+
+
+@pytest.mark.parametrize("new", [plus(NEW), plus(np.nan), lambda call: BROKEN], ids=["well", "nan", "failed"])
+async def test_nothing_of_a_request_waits_for_the_garbage_collection(new: Answer) -> None:
+    house = OnTrial(Scripted(new), Scripted(plus(OLD)))
+    inputs = np.ones(1, np.float32)
+    gone = weakref.ref(inputs)
+    gc.disable()
+    try:
+        await house.ask(Run(DEFAULT_SIGNATURE, {"x": inputs}))
+        del inputs
+        for servable in (house.new, house.old):
+            servable.calls.clear()
+        house.heard.clear()
+        await settled()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 class Kitchen:
