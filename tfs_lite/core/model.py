@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ class WorkerLost(ServingError):
 
 class WorkerBusy(ServingError):
     """The process that has the model has as many requests as it takes, and has not looked at this one: it is safe to
-    run it elsewhere, or later. RESOURCE_EXHAUSTED."""
+    run it elsewhere, or later. RESOURCE_EXHAUSTED, with QUEUE_FULL."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(StatusCode.RESOURCE_EXHAUSTED, message)
+        super().__init__(StatusCode.RESOURCE_EXHAUSTED, message, Reason.QUEUE_FULL)
 
     def __reduce__(self) -> tuple[type[WorkerBusy], tuple[str]]:  # type: ignore[override]
         return type(self), (self.status.message,)
