@@ -12,7 +12,7 @@ from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.opening import Platform, VersionFiles, shown
 from tfs_lite.config.batching import VERSION_FILE
 from tfs_lite.config.model import ModelSettings, files_beside
-from tfs_lite.core.manifest import MANIFEST_NAME, is_about, is_litter, is_looked_at
+from tfs_lite.core.manifest import MANIFEST_NAME, REPLAY_FILE, REPLAY_NAME, is_about, is_litter, is_looked_at
 from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found
 from tfs_lite.protocols.tensorflow.prediction_log import WARMUP_DIRECTORY
 
@@ -24,13 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 def read_version(directory: str) -> VersionFiles:
-    """Lists a version's directory. NOT_FOUND if it is not there. A damaged archive counts with its own size."""
+    """Lists a version's directory. NOT_FOUND if it is not there. A damaged archive counts with its own size,
+    and recorded answers, which no model holds, not at all."""
     names, members, unpacked = set[str](), frozenset[str](), 0
+    recorded = os.path.join(directory, os.path.dirname(REPLAY_FILE))
     if not os.path.isdir(directory):
         raise not_found(f"version {os.path.basename(directory)}: its directory is gone")
     for folder, folders, files in os.walk(directory):
         folders[:] = [name for name in folders if not is_litter(name)]
         for name in filter(is_looked_at, files):
+            if folder == recorded and name == REPLAY_NAME:
+                continue
             size, found = _look_into(os.path.join(folder, name))
             unpacked += size
             if folder == directory:

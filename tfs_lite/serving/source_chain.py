@@ -18,13 +18,14 @@ from typing import TypeAlias
 
 from tfs_lite.adapters.loader import AdapterSettings
 from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adapter
+from tfs_lite.adapters.replay.gate import ReplayGate
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
-from tfs_lite.core.servable import ServableData, ServableId, StoragePath
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, SourceRouter, UnarySourceAdapter, connect
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -103,7 +104,13 @@ class SourceChain:
                 on_evicted=lambda key, size: features.publish(CacheEvicted(key, size)),
             ),
         )
-        self._settings = replace(settings, trusted=replace(settings.trusted, origin_of=self._remote.origin_of))
+        gate = ReplayGate(
+            lambda name: manager.get_servable_handle(ModelRef(name)),
+            features.accepted,
+            check_method_names=options.enable_signature_method_name_check,
+        )
+        trusted = replace(settings.trusted, origin_of=self._remote.origin_of)
+        self._settings = replace(settings, trusted=trusted, gate=gate)
         self._follower = follower
         self._preloads = Preloads()
         self._explicit = ExplicitSource()
@@ -215,6 +222,13 @@ class SourceChain:
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.on_failed_attempt(servable_id)
         self._remote.on_failed_attempt(servable_id)
+
+    def reject(self, name: str, versions: Collection[int]) -> None:
+        """Has others stand in for these versions from now on, and for no others; see
+        :meth:`FileSystemStoragePathSource.reject`. Nothing happens where versions come by calls."""
+        if isinstance(self._source, FileSystemStoragePathSource):
+            self._source.reject(name, versions)
+            self._remote.reject(name, versions)
 
     def found(self, name: str) -> FoundVersions | None:
         """The findings of its source about the model; None where versions come by calls."""

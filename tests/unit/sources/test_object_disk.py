@@ -619,7 +619,7 @@ def test_a_config_that_names_too_much_beside_is_refused_with_the_bound(storage, 
     publish(storage, 1)
     server = start()
     server.settle()
-    assert server.waiting()[1].startswith("its config names more than 100 files beside the versions, or 67108864 bytes")
+    assert server.waiting()[1].startswith("it needs more than 100 files beside the versions, or 67108864 bytes")
 
 
 def test_files_beside_are_brought_of_a_deep_listing_too(storage, start) -> None:

@@ -29,8 +29,9 @@ _PERMANENT = frozenset(
 
 def may_be_retried(status: Status) -> bool:
     """Whether another attempt at the same files may end differently. An artefact that was inspected and refused stays
-    refused until its files change; the source offers it anew then."""
-    return status.code not in _PERMANENT and status.reason is not Reason.FILES_REFUSED
+    refused until its files change, and one that was held back until those or what it is held against do; the source
+    offers it anew then."""
+    return status.code not in _PERMANENT and status.reason not in (Reason.FILES_REFUSED, Reason.HELD_BACK)
 
 
 def read_settings(directory: str, model: str) -> ModelSettings | None:

@@ -66,13 +66,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelOfCalls:
-    """``explicit``: by a call of its own, not only as a part of an ensemble. ``upload``: its private directory."""
+    """``explicit``: by a call of its own, not only as a part of an ensemble. ``upload``: its private directory.
+    ``kept``: what earlier calls have offered, and a feature goes on to keep."""
 
     config: ModelConfig
     settings: ModelSettings
     explicit: bool
     upload: str = ""
     offered: Mapping[int, OfferedVersion] = field(default_factory=dict)
+    kept: Mapping[int, OfferedVersion] = field(default_factory=dict)
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -236,7 +238,7 @@ class RepositoryControl:
     ) -> None:
         """Serves what was found, or what was served before."""
         name, configs = model.config.name, self._core.model_configs
-        offered = old.offered if old is not None else {}
+        offered = _offered_to(found, old) if old is not None else {}
         plan = plan_load(found, offered, self._core.manager.available_versions(name))
         self._wait.bounded(
             f"the check of model {name}",
@@ -256,7 +258,9 @@ class RepositoryControl:
             raise
         finally:
             self._core.sources.drop_preloads(name)
-        self._loaded[name] = model
+        before = {**old.kept, **offered} if old is not None else {}
+        kept = self._wait.kept(name) - model.offered.keys()
+        self._loaded[name] = replace(model, kept={version: before[version] for version in kept & before.keys()})
 
     def _require_whole(self, name: str, versions: Iterable[FoundVersion]) -> None:
         problems = {item.version: self._check.problem(item.path) for item in versions}
@@ -357,6 +361,12 @@ class RepositoryControl:
         return (
             model is not None and self._core.view.live_versions(name) == set(model.offered) and model.upload != upload
         )
+
+
+def _offered_to(found: Iterable[FoundVersion], old: ModelOfCalls) -> Mapping[int, OfferedVersion]:
+    """What the manager was offered: by the last call, and what is kept of earlier ones, as far as it is ``found``."""
+    versions = {item.version for item in found}
+    return {**{version: offer for version, offer in old.kept.items() if version in versions}, **old.offered}
 
 
 class ManifestCheck:

@@ -55,8 +55,10 @@ class LoadWait:
 
     def offer(self, name: str, offered: Mapping[int, OfferedVersion], *, awaited: Collection[int]) -> None:
         """Wants these versions and no others; returns when ``awaited`` are available. INVALID_ARGUMENT says why one
-        is not. An earlier incarnation has to end first, so that its end is not taken for theirs."""
-        core, wanted = self._core, set(awaited)
+        is not. An earlier incarnation has to end first, so that its end is not taken for theirs, unless a feature keeps
+        it: then it is what answers."""
+        core, kept = self._core, self.kept(name)
+        wanted = {version for version in awaited if version not in kept & self._core.manager.available_versions(name)}
         self._until(
             lambda: not core.view.live_versions(name) & wanted,
             f"load failed for model '{name}': its old versions are in use",
@@ -66,7 +68,7 @@ class LoadWait:
 
         def over() -> bool:
             now = self._past(name)
-            failures = failures_of(awaited, now.states, now.attempts, past)
+            failures = failures_of(wanted, now.states, now.attempts, past)
             if failures:
                 raise load_failure(name, failures)
             return failures is not None
@@ -74,12 +76,17 @@ class LoadWait:
         self._until(over, f"load failed for model '{name}': its versions are still loading")
 
     def withdraw(self, name: str, staying: Mapping[int, OfferedVersion], *, gone: Collection[int]) -> None:
-        """Wants only what is ``staying``; returns when none of ``gone`` answers requests any more."""
+        """Wants only what is ``staying``; returns when none of ``gone`` answers requests any more, but for those that a
+        feature keeps."""
         self._core.sources.offer(name, [offer.item for offer in staying.values()])
         self._until(
-            lambda: not self._core.manager.available_versions(name) & set(gone),
+            lambda: not self._core.manager.available_versions(name) & (set(gone) - self.kept(name)),
             f"load failed for model '{name}': its old versions are still available",
         )
+
+    def kept(self, name: str) -> set[int]:
+        """The versions that are in the list which the manager has been given last, also those that no call wants."""
+        return {servable_id.version for servable_id in self._core.states.aspired(name)}
 
     def gone(self, name: str) -> None:
         """Returns when no version answers requests any more. INTERNAL if one goes on doing so."""
