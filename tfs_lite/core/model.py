@@ -342,6 +342,8 @@ class PredictCall(ServableCall):
     model. The servable fills in ``part_seconds``, the time that the model took for each of the first answers, and
     ``cached``: the answer came from the response cache, and the model was not run. A scheduler that batches fills in
     ``batch_rows``, the rows of the run, and ``halved``: the run with others had failed, and was tried again in halves.
+    ``instead``: models that the steps of an ensemble, nested ones too, take in these versions and not in the newest;
+    such an answer is not kept.
     """
 
     sequence: SequenceFlags | None = None
@@ -351,6 +353,7 @@ class PredictCall(ServableCall):
     cached: bool = False
     batch_rows: int = 0
     halved: bool = False
+    instead: Mapping[str, int] | None = None
 
 
 ModelAndVersion = tuple[str, int | None]
@@ -370,6 +373,7 @@ class Traits:
     - ``decoupled``: a call may have several answers, or none, and needs ``on_part``.
     - ``generates``: it is a :class:`~tfs_lite.core.generation.LanguageServable`, which takes calls of its own kind.
     - ``keeps_sequences``: calls belong to sequences, and need ``sequence``.
+    - ``runs_once``: a request must not run twice, because its run has effects (``retry_lost_batches: false``).
     - ``has_item_steps``: each request is preprocessed and postprocessed on its own.
     - ``composing``: for an ensemble, the models of its steps, each once.
     - ``load``: the number of this load of the version, like that of no other in this process. What is kept for a
@@ -387,6 +391,7 @@ class Traits:
     decoupled: bool = False
     generates: bool = False
     keeps_sequences: bool = False
+    runs_once: bool = False
     has_item_steps: bool = False
     composing: tuple[ModelAndVersion, ...] = ()
     load: int = field(default_factory=itertools.count(1).__next__, compare=False)

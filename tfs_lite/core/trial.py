@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import OK, Status
 
 
@@ -41,7 +42,9 @@ class TrialEnding:
     ``status``: OK, or the failure of the new version. ``shielded``: the old one answered it. ``old_failed``: the old
     one was asked and failed too, or was gone. ``runs``: what to run again on both, each a key of a signature, its
     inputs and the wanted outputs; empty where it must not run twice. ``cached``: it came from the response cache, and
-    counts as nothing. ``run_seconds``: the time in the new model, and in the old one where it was asked.
+    counts as nothing. ``run_seconds``: the time in the new model, and in the old one where it was asked. ``asked``: the
+    ensemble that was asked, where the version on trial is that of a model of its steps; ``runs`` are the ensemble's
+    then, and both sides are calls of it that name their version of the model in ``instead``.
     """
 
     ending: Ending
@@ -53,6 +56,7 @@ class TrialEnding:
     cached: bool = False
     run_seconds: float = 0.0
     old_run_seconds: float = 0.0
+    asked: ServableId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +70,6 @@ class Trial:
 
 
 Trials = Mapping[str, Mapping[int, Trial]]
-"""By model, and by the version on trial. Whoever owns it replaces the inner mapping as a whole; any thread reads."""
+"""By model, and by the version on trial; models in the order in which their trials began, because of two models of one
+ensemble the later has the votes. Whoever owns it replaces the inner mapping as a whole; any thread reads."""
 NO_TRIALS: Trials = MappingProxyType({})

@@ -37,7 +37,7 @@ class EndedRequest:
     ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``, ``send``; ``done``: a
     success. ``message`` and ``reason`` are empty and None then. ``queue_seconds`` is the longest wait of its calls,
     ``run_seconds`` the longest time in the model. ``trace_id``: of the trace that it belongs to, which need not have
-    been recorded; empty if it belongs to none."""
+    been recorded; empty if it belongs to none. ``shielded_from`` is that of the record."""
 
     method: str
     model: str
@@ -55,6 +55,7 @@ class EndedRequest:
     queue_seconds: float
     run_seconds: float
     calls: tuple[CallTimes, ...]
+    shielded_from: str = ""
 
     @property
     def rows(self) -> int:
@@ -95,6 +96,7 @@ def ended_request(
         max([call.queue_seconds for call in calls], default=0.0),
         max([call.run_seconds for call in calls], default=0.0),
         calls,
+        record.shielded_from,
     )
 
 

@@ -50,7 +50,9 @@ class RequestRecord:
     """One request while it runs. ``version``, ``run_seconds`` (the time in the model), ``deadline`` (in seconds of
     ``time.monotonic``) and ``late`` (the reason of a missed deadline; None: no special one) are set once they are
     known. ``calls`` are those to the model, ``answered`` tells whether the model has answered all of them, ``sending``
-    whether a part of its answer has been handed on; ``sent_id`` is the id that the request names in its body."""
+    whether a part of its answer has been handed on; ``sent_id`` is the id that the request names in its body.
+    ``shielded_from``: the version on trial on which it has failed, ``name@version``, before an older one answered it;
+    else empty."""
 
     method: str
     model: str
@@ -63,6 +65,7 @@ class RequestRecord:
     answered: bool = False
     sending: bool = False
     sent_id: str = ""
+    shielded_from: str = ""
 
 
 class RecordedRequest(RequestRecord):
@@ -85,6 +88,7 @@ class RecordedRequest(RequestRecord):
         self.answered = False
         self.sending = False
         self.sent_id = ""
+        self.shielded_from = ""
         self.trace_id = ""
         self._observer = observer
         self._carrier = carrier
@@ -148,15 +152,19 @@ class RecordedRequest(RequestRecord):
             carrier.mark(SERVER_TIMING, timing_line(self, seconds))
 
     def _code_of(self, error: BaseException) -> StatusCode:
-        """The code of a request that ends with this error. One that is cancelled in the last tenth of its time, or
-        later, has missed its deadline: the clock of the client, which cancels then, began before the request came."""
+        """The code of a request that ends with this error."""
         if isinstance(error, ServingError):
             return error.code
         if not isinstance(error, asyncio.CancelledError | GeneratorExit):
             return StatusCode.INTERNAL
-        deadline = self.deadline
-        late = deadline is not None and monotonic() >= deadline - (deadline - self.started) / 10
+        late = is_late(self.deadline, self.started, monotonic())
         return StatusCode.DEADLINE_EXCEEDED if late else StatusCode.CANCELLED
+
+
+def is_late(deadline: float | None, started: float, now: float) -> bool:
+    """Whether a request that is cancelled now has missed its deadline: in the last tenth of its time, or later. The
+    clock of the client, which cancels then, began before the request came."""
+    return deadline is not None and now >= deadline - (deadline - started) / 10
 
 
 def timing_line(record: RecordedRequest, seconds: float) -> str:

@@ -28,8 +28,9 @@ class CachedServable(JudgesCalls):
     """A :class:`~tfs_lite.core.model.Servable` that takes another one over.
 
     Threads and order as the inner one's. A hit is answered on the submitting thread, with arrays that are read-only; it
-    has a queue time of its lookup and no run time. A call with parts (a decoupled model's) is never kept. Lookups cost
-    a digest over the inputs, about a second for a gigabyte, on the submitting thread.
+    has a queue time of its lookup and no run time. A call with parts (a decoupled model's) is never kept. One that
+    names versions for the steps of an ensemble (``instead``) is neither looked up nor kept. Lookups cost a digest over
+    the inputs, about a second for a gigabyte, on the submitting thread.
     """
 
     def __init__(
@@ -76,6 +77,9 @@ class CachedServable(JudgesCalls):
                 call.on_done(self._full())
                 return
             self._order.keep(call)
+        if call.instead:
+            self.inner.submit(call)
+            return
         loads = self._loads()
         key = request_key(self.id, call, loads)
         outputs = self._cache.lookup(key)

@@ -302,9 +302,8 @@ class ServerOptions:
     def _check_bake(self) -> None:
         self._check_choice("bake_verdict", BAKE_VERDICTS)
         if self.bake_seconds and not MIN_BAKE_SECONDS <= self.bake_seconds <= MAX_BAKE_SECONDS:
-            raise invalid_argument(
-                f"bake_seconds is {self.bake_seconds}, expected 0 (no trial) or {MIN_BAKE_SECONDS} to {MAX_BAKE_SECONDS}"
-            )
+            expected = f"0 (no trial) or {MIN_BAKE_SECONDS} to {MAX_BAKE_SECONDS}"
+            raise invalid_argument(f"bake_seconds is {self.bake_seconds}, expected {expected}")
         if self.bake_seconds and self.aspired_version_policy == "resource":
             raise invalid_argument(
                 f"bake_seconds is {self.bake_seconds} and aspired_version_policy is resource, which unloads the old "

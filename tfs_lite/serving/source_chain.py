@@ -21,7 +21,7 @@ from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adap
 from tfs_lite.adapters.replay.gate import ReplayGate
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.model_server import ModelConfig, ModelServerConfig
+from tfs_lite.config.model_server import All, ModelConfig, ModelConfigList, ModelServerConfig, VersionPolicy
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
@@ -235,6 +235,17 @@ class SourceChain:
         if not isinstance(self._source, FileSystemStoragePathSource):
             return None
         return self._remote.found(name) or self._source.found(name)
+
+    def complete(self, name: str) -> Mapping[int, ServableData[StoragePath]] | None:
+        """Every version of the model that is complete, wanted or not, as its source would offer it. None where that
+        cannot be told: its disk does not answer, its base path is empty, or versions come by calls. Asks the disk."""
+        model = self._configs.get(name)
+        if model is None or isinstance(self._source, ExplicitSource) or name in self.hanging():
+            return None
+        every = model.model_copy(update={"model_version_policy": VersionPolicy(all=All())})
+        found = self.look_ahead(ModelServerConfig(model_config_list=ModelConfigList(config=(every,))))
+        aspired = found[name].aspired if name in found else None
+        return None if aspired is None else {item.id.version: item for item in aspired}
 
     def checking(self) -> dict[ServableId, LoadProgress]:
         """The progress of the versions whose files are checked, or fetched, before anything is loaded."""

@@ -75,6 +75,8 @@ def write_line(ended: EndedRequest) -> None:
     parts = [f"{ended.method} {ended.model}{version}", ended.entrypoint, context.peer or "-", ended.code.name]
     parts += [f"{name}={value:.3f}ms" for name, value in _milliseconds(ended).items()]
     parts += [f"rows={ended.rows}", f"id={context.request_id}"]
+    if ended.shielded_from:
+        parts.append(f"shielded_from={ended.shielded_from}")
     if ended.trace_id:
         parts.append(f"trace={ended.trace_id}")
     failed = ended.code is not StatusCode.OK
@@ -121,6 +123,7 @@ def _fields(ended: EndedRequest) -> dict[str, object]:
         "peer": context.peer or None,
         "model": ended.model,
         "version": ended.version,
+        "shielded_from": ended.shielded_from or None,
         "code": ended.code.name,
         "stage": ended.stage,
         "reason": None if ended.reason is None else ended.reason.name,

@@ -73,7 +73,7 @@ class GuardEffects:
 
     Called without the stage's lock, but perhaps on a source's thread while it sends a list (so it must take no lock
     that is held then): ``on_disk(name)``: the items, as the source would offer them, of every version that is there and
-    complete (in the last list or not); None where that cannot be told now, and what was known stays.
+    complete (in the last list or not); None where that cannot be told now, and what was known stays. It must not raise.
 
     Called without any lock, on the guard's thread or that of a command: ``reject(name, versions)``: all rejected
     versions of the model from now on, for the source's stand-ins. ``report(name, effect)``: something has happened, for
@@ -104,9 +104,9 @@ class EndedTrial:
 @dataclass(frozen=True, slots=True)
 class GuardView:
     """How a model stands, for reports. ``trial``: the one that runs, or the highest that is armed. ``since`` and
-    ``until``: its begin and the earliest end of the bake, in seconds since 1970 (``until`` None while it is armed).
+    ``until``: the begin of its stage and the earliest end, in seconds since 1970; None while it is armed.
     ``rejected``: the highest version first. ``going_back``: the version that an operator waits for. ``kept``: the
-    versions that are in memory for the guard alone. ``ended``: the last trial that ended, since the start."""
+    versions that are wanted by the guard alone. ``ended``: the last trial that ended, since the start."""
 
     name: str
     trial: Running | None = None
@@ -203,10 +203,11 @@ class GuardStage:
         self._settings_of, self._files_of = settings_of, files_of
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
         self._events: deque[LifecycleEvent] = deque()
-        self._lock = threading.Lock()  # guards the models and the next two; held while a list goes on
+        self._lock = threading.Lock()  # guards the models and the next three; held while a list goes on
         self._models: dict[str, _Model] = {}
         self._parked: set[ServableId] = set()  # versions whose load waits for memory or place
         self._leaving: set[ServableId] = set()  # versions that are being unloaded
+        self._touched: set[str] = set()  # models of which something was heard since the last tick
         self._told: dict[str, _Told] = {}  # by model; values are replaced, and read without the lock
         self._carrying = threading.Lock()  # serialises what is carried out; no source's lock is held with it
         self._calls: deque[Callable[[], None]] = deque()
@@ -234,8 +235,9 @@ class GuardStage:
                     self._look(model, on_disk)
         with self._lock:
             self._take_events()
-            giver = self._gives_memory()
-            for model in list(self._models.values()):
+            giver, names = self._gives_memory(), self._touched | set(self._restless())
+            self._touched.clear()
+            for model in [self._models[name] for name in sorted(names & self._models.keys())]:
                 self._move(model, memory_needed=model is giver)
         self._carry_out()
         return bool(self._restless())
@@ -251,7 +253,7 @@ class GuardStage:
                 if model is None or not model.items:
                     raise not_found(f"model {name} is not served")
                 self._look(model, on_disk)
-                self._settle(model)
+                self._move(model)
                 try:
                     self._step(model, command)
                 except ServingError as error:
@@ -321,17 +323,6 @@ class GuardStage:
 
     def _on_list(self, name: str, items: Items) -> None:
         """Called by a source, under its lock."""
-        callback = self._callback
-        assert callback is not None
-        try:
-            self._pass_on(name, items)
-        except Exception:
-            logger.exception("the list of model %s goes on without the guard", name)
-            callback(name, items)
-        if self._calls:
-            self._effects.wake()
-
-    def _pass_on(self, name: str, items: Items) -> None:
         with self._lock:
             self._take_events()
             model = self._models.get(name) or _Model(name)
@@ -344,15 +335,18 @@ class GuardStage:
             self._take_list(model, items, settings)
             self._look(model, on_disk)
             self._move(model, always=True)
+        if self._calls:
+            self._effects.wake()
 
     def _unread(self, model: _Model, items: Items) -> list[ServableData[StoragePath]]:
         """The items whose settings may be needed: those that may be a push."""
         read = {version: revision for version, (revision, _) in model.settings.items()}
         new = [item for item in items if item.status.ok and read.get(item.id.version) != item.revision]
+        known = model.state.armed.keys() | model.state.rejected.keys()
         return [
             item
             for item in new
-            if item.id.version not in model.available and (model.available or item.id.version in model.state.armed)
+            if item.id.version not in model.available and (model.available or item.id.version in known)
         ]
 
     def _read(self, item: ServableData[StoragePath]) -> TrialSettings:
@@ -363,9 +357,9 @@ class GuardStage:
             return OFF
 
     def _take_list(self, model: _Model, items: Items, settings: Mapping[int, tuple[str, TrialSettings]]) -> None:
-        before = model.listed
-        renewed = {v for v, item in before.items() if item.revision != _revision(items, v)}
-        model.failed = {version: status for version, status in model.failed.items() if version not in renewed}
+        before = {item.id.version: item.revision for item in model.items}
+        after = {item.id.version: item.revision for item in items}
+        model.failed = {v: status for v, status in model.failed.items() if before.get(v) == after.get(v)}
         model.items = items
         kept = {version: found for version, found in model.settings.items() if version in model.listed}
         model.settings = {**kept, **settings}
@@ -403,6 +397,7 @@ class GuardStage:
         model = self._models.get(id.name)
         if model is None:
             return
+        self._touched.add(id.name)
         if state.state is ManagerState.AVAILABLE:
             model.available |= {version}
         else:
@@ -447,27 +442,32 @@ class GuardStage:
 
     def _move(self, model: _Model, memory_needed: bool = False, always: bool = False) -> None:
         """Steps until nothing changes, and passes on what follows. ``always``: the list is passed on in any case."""
-        before = self._told.get(model.name, NOTHING_TOLD)
+        before = _revisions(model.passed)
+        try:
+            model.passed = self._decide(model, memory_needed)
+        except Exception:
+            logger.exception("the list of model %s goes on without the guard", model.name)
+            model.passed = model.items
+        self._tell(model)
+        if (always or _revisions(model.passed) != before) and self._callback is not None:
+            self._callback(model.name, model.passed)
+
+    def _decide(self, model: _Model, memory_needed: bool) -> Items:
+        """The list that goes on. Whatever must be in force before that is."""
+        told = self._told.get(model.name, NOTHING_TOLD)
         self._settle(model, memory_needed)
         state = model.state
         now_held = held(state, model.available)
-        for version in sorted(now_held - model.held):
-            self._effects.hold(ServableId(model.name, version), True)
-        for version in sorted(model.held - now_held):
-            self._effects.hold(ServableId(model.name, version), False)
+        for version in sorted(now_held ^ model.held):
+            self._effects.hold(ServableId(model.name, version), version in now_held)
         model.held = now_held
-        if state.trials != before.state.trials:
+        if state.trials != told.state.trials:
             self._effects.set_trials(model.name, state.trials)
         self._tell_source(model)
-        on_disk = {v: item for v, item in model.unlisted.items() if v not in model.failed or _is_kept(state, v)}
-        items = guarded(model.items, state, on_disk)
-        changed = _revisions(items) != _revisions(model.passed)
-        model.passed = items
-        self._tell(model)
-        if self._told[model.name].saved != before.saved:
+        if model.saved != told.saved:
             self._call(self._effects.save)
-        if (always or changed) and self._callback is not None:
-            self._callback(model.name, items)
+        on_disk = {v: item for v, item in model.unlisted.items() if v not in model.failed or _is_kept(state, v)}
+        return guarded(model.items, state, on_disk)
 
     def _tell_source(self, model: _Model) -> None:
         rejected = frozenset(model.state.rejected)
@@ -531,16 +531,15 @@ class GuardStage:
     def _carry_out(self) -> None:
         with self._carrying:
             while self._calls:
-                self._calls.popleft()()
+                try:
+                    self._calls.popleft()()
+                except Exception:
+                    logger.exception("the guard cannot do what follows from a trial")
 
 
 def _is_kept(state: ModelState, version: int) -> bool:
     """Whether a trial or an operator wants the version, also where its load has failed."""
     return any(version in (trial.new, trial.old) for trial in state.trials)
-
-
-def _revision(items: Items, version: int) -> str | None:
-    return next((item.revision for item in items if item.id.version == version), None)
 
 
 def _revisions(items: Items) -> list[tuple[int, str, bool]]:

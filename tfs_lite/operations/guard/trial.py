@@ -44,7 +44,8 @@ class TrialSettings:
 
     ``bake_seconds``: 0 for no trial. ``bake_requests``: the trial also waits for so many answers of the new version.
     ``tells_only``: the version is never taken back; what would have been is told. ``shadow_percent`` and
-    ``shadow_seconds``: both above 0 for a shadow before the bake.
+    ``shadow_seconds``: both above 0 for a shadow before the bake. ``repeats``: a request may run twice, so that the old
+    version may be asked where the new one has failed.
     """
 
     bake_seconds: float = 0.0
@@ -52,6 +53,7 @@ class TrialSettings:
     tells_only: bool = False
     shadow_percent: float = 0.0
     shadow_seconds: float = 0.0
+    repeats: bool = True
 
     @property
     def bakes(self) -> bool:
@@ -658,25 +660,26 @@ def _undone(now: float, state: ModelState, seen: Seen, command: Command) -> Resu
         why = f"taken back by an operator{_by(command.who)}"
         rejection = Rejection(trial.new, trial.files, why, seen.at, By.OPERATOR)
         return _take_back(state, seen, rejection, trial, command.who)
-    current = answering(state, seen)
-    if command.version is not None and command.version not in (current, max(seen.listed, default=None)):
-        raise failed_precondition(f"version {command.version} is not the one that answers, which is {current}")
-    below = command.version if command.version is not None else current
-    return _go_back(state, seen, _next_below(below, state, seen), command.who)
+    top = _newest(state, seen)
+    if command.version is not None and command.version not in (answering(state, seen), top):
+        raise failed_precondition(f"version {command.version} is not the one that answers, which is {top}")
+    return _go_back(state, seen, _next_below(command.version or top, state, seen), command.who)
 
 
 def _rolled_back(now: float, state: ModelState, seen: Seen, command: Command) -> Result:
     to = command.version
     if to is None:
-        to = state.running.old if state.running is not None else _next_below(answering(state, seen), state, seen)
+        to = state.running.old if state.running is not None else _next_below(_newest(state, seen), state, seen)
     return _go_back(state, seen, to, command.who)
 
 
-def _next_below(version: int | None, state: ModelState, seen: Seen) -> int:
-    """The version to go back to from ``version`` (None: from the highest)."""
-    there = _there(seen)
-    top = version if version is not None else max(there, default=0)
-    lower = [v for v in there if v < top and v not in state.rejected and v not in seen.failed]
+def _newest(state: ModelState, seen: Seen) -> int:
+    """The version that an operator means who wants to go back: the highest that answers or should."""
+    return max((version for version in seen.listed.keys() | seen.available if version not in state.rejected), default=0)
+
+
+def _next_below(top: int, state: ModelState, seen: Seen) -> int:
+    lower = [v for v in _there(seen) if v < top and v not in state.rejected and v not in seen.failed]
     if not lower:
         raise failed_precondition(f"there is no version below {top} to go back to")
     return max(lower)
@@ -692,7 +695,8 @@ def _go_back(state: ModelState, seen: Seen, to: int, who: str) -> Result:
     if len(above | state.rejected.keys()) > MAX_REMEMBERED:
         raise failed_precondition(f"more than {MAX_REMEMBERED} versions are above version {to}; delete some")
     back = GoingBack(to, above, f"rolled back to version {to}{_by(who)}", True, who)
-    state, effects = _ungate(state, to, there[to]), ()
+    state = _ungate(state, to, there[to])
+    effects: tuple[Effect, ...] = ()
     if to in state.rejected or to in seen.failed:
         state, effects = _begin_anew(state, to, Command(Verb.ROLLBACK, to, who), f"version {to} is wanted again")
     if to not in seen.available:

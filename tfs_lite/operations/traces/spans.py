@@ -116,6 +116,8 @@ def _attributes(chosen: ChosenRequest) -> dict[str, Attribute]:
         found |= {"http.request.method": "POST", "tfs_lite.method": ended.method}
     if ended.version is not None:
         found["tfs_lite.version"] = ended.version
+    if ended.shielded_from:
+        found["tfs_lite.shielded_from"] = ended.shielded_from
     if ended.context.peer:
         found["network.peer.address"] = ended.context.peer
     if ended.batch_rows:

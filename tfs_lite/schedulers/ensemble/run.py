@@ -194,6 +194,7 @@ class EnsembleRun:
             outer.timeout,
             sequence=outer.sequence,
             may_lack=True,
+            instead=outer.instead,
             arrived=self._now(),
             depth=self._depth,
             trace=None if outer.trace is None else CallTrace(),

@@ -141,7 +141,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
                 self._inside -= 1
 
         try:
-            pins = self._pin(plan, handles, call.sequence)
+            pins = self._pin(plan, handles, call)
         except ServingError as error:
             leave()
             finish(call, error.status, self._graph.name)
@@ -194,21 +194,20 @@ class EnsembleServable(FixedInstances, JudgesCalls):
             self._plans[outputs] = plan
         return plan
 
-    def _pin(
-        self, plan: EnsemblePlan, handles: dict[Wanted, ServableHandle], sequence: SequenceFlags | None
-    ) -> dict[int, Pin]:
+    def _pin(self, plan: EnsemblePlan, handles: dict[Wanted, ServableHandle], call: PredictCall) -> dict[int, Pin]:
         """The versions of all steps that are needed, by step. Adds to ``handles`` what is to be released, also when it
         raises: UNAVAILABLE if a model is not available."""
-        pins = {}
+        pins, instead = {}, call.instead or {}
         for step in plan.steps:
             wanted = self._wanted[step.index]
+            if wanted[1] is None and wanted[0] in instead:
+                wanted = wanted[0], instead[wanted[0]]
             if wanted not in handles:
-                handles[wanted] = self._find(step, sequence)
+                handles[wanted] = self._find(step, wanted, call.sequence)
             pins[step.index] = pin(handles[wanted], partial(self._interface, wanted))
         return pins
 
-    def _find(self, step: ModelStep, sequence: SequenceFlags | None) -> ServableHandle:
-        wanted = self._wanted[step.index]
+    def _find(self, step: ModelStep, wanted: Wanted, sequence: SequenceFlags | None) -> ServableHandle:
         try:
             if sequence is not None and self._resolve_sequence is not None:
                 return self._resolve_sequence(*wanted, sequence)

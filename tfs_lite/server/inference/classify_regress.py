@@ -79,7 +79,7 @@ class Inferences:
         tasks: list[MultiInferenceTask] = []
 
         async def plan(signatures: Mapping[str, Signature]) -> list[Run]:
-            tasks.extend(read_tasks(request, signatures, self._check_method_names))
+            tasks[:] = read_tasks(request, signatures, self._check_method_names)
             return await self._runs(tasks, request.input)
 
         inference = await self._predictor.infer(first_model_spec(request), plan, record, deadline)

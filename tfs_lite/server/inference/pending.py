@@ -32,6 +32,7 @@ from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
+from tfs_lite.server.inference.shield import Shield
 from tfs_lite.server.runtime.event_loop import CompletionQueue
 from tfs_lite.transport.condition import OneWaiter
 
@@ -123,14 +124,18 @@ class Inference:
 
 class InFlight:
     """The requests in flight on one loop share this: the way back from the models' threads, and the counters. Made on
-    the event loop. ``on_call`` is called on the loop for every call that has ended."""
+    the event loop. ``on_call`` is called on the loop for every call that has ended. ``again`` begins the runs of a
+    request on the old version that its shield names, and raises ServingError."""
 
-    def __init__(self, metrics: RequestMetrics, on_call: OnCall) -> None:
+    def __init__(
+        self, metrics: RequestMetrics, on_call: OnCall, again: Callable[[Shield, Sequence[Run]], PendingRequest]
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.post = CompletionQueue[Callable[[], None]](operator.call).post
         self.metrics = metrics
         self.on_call = on_call
+        self.again = again
 
 
 arrivals = itertools.count()
@@ -143,11 +148,14 @@ class PendingRequest(OneWaiter):
     answer, and cancels, which the end of a ``with`` block does. Nothing is given out after that. The deadline is the
     caller's: it belongs to the client's call, which cancels the caller when it passes.
 
-    It holds the version until the servable has answered the last call, also when the caller has gone."""
+    It holds the version until the servable has answered the last call, also when the caller has gone.
+
+    On a version under trial the old version may be asked when the new one has failed: then ``id``, ``servable`` and
+    ``runs`` change once, in the moment in which the request ends."""
 
     __slots__ = (
         *("_calls", "_failure", "_handle", "_in_flight", "_left", "_on_end", "_outputs", "_over", "_record", "_room"),
-        *("_slots", "_submitting", "_taken", "_waiting", "arrival", "id", "runs", "servable"),
+        *("_second", "_shield", "_slots", "_submitting", "_taken", "_waiting", "arrival", "id", "runs", "servable"),
     )
 
     def __init__(
@@ -157,8 +165,10 @@ class PendingRequest(OneWaiter):
         record: RequestRecord,
         in_flight: InFlight,
         room: ClientRoom | None,
+        shield: Shield | None = None,
     ) -> None:
-        """``room`` bounds the parts that wait, in bytes; None: nothing does."""
+        """``room`` bounds the parts that wait, in bytes; None: nothing does. ``shield`` is that of a request on a
+        version under trial."""
         self.id = handle.id
         self.servable: Servable = handle.servable
         self.runs = runs
@@ -166,6 +176,9 @@ class PendingRequest(OneWaiter):
         self._record = record
         self._in_flight = in_flight
         self._room = room
+        self._shield = shield
+        self._second: PendingRequest | None = None
+        """The same request to the old version, once that was asked."""
         self._calls: Sequence[ServableCall] = ()
         self._left = 0
         self._outputs: list[Mapping[str, Array]] = []
@@ -199,6 +212,10 @@ class PendingRequest(OneWaiter):
         self._submitting = None
         for index, result in at_once or ():
             self._settle(index, result)
+
+    def refuse(self, error: ServingError) -> None:
+        """Ends a request of which nothing is queued, because the version cannot run it. The old one may be asked."""
+        self._failed(error)
 
     # On the servable's threads.
 
@@ -294,6 +311,14 @@ class PendingRequest(OneWaiter):
         """Whether no more parts will come. Some may still wait."""
         return self._over
 
+    @property
+    def failure(self) -> ServingError | None:
+        return self._failure
+
+    @property
+    def outputs(self) -> Sequence[Mapping[str, Array]]:
+        return self._outputs
+
     def check(self) -> None:
         """Raises the failure of the request, if it has failed."""
         if self._failure is not None:
@@ -328,16 +353,55 @@ class PendingRequest(OneWaiter):
             self._calls = ()
             self._in_flight.metrics.finished(self.id)
             self._handle.release()
-        if self._over:
+        if self._over or self._second is not None:
             return
         if isinstance(result, Status):
-            self._fail(ServingError(result.code, result.message, result.reason))
+            self._failed(ServingError(result.code, result.message, result.reason))
             return
         self._outputs[index] = result
         if not self._left:
             for call in calls:
                 self._record.run_seconds += call.run_seconds
             self._record.answered = True
+            shield = self._shield
+            if shield is None or not (shield.answered(self._outputs, self.runs, calls) and self._ask_old(shield)):
+                self._end()
+
+    def _failed(self, error: ServingError) -> None:
+        """The version has failed."""
+        shield = self._shield
+        if shield is not None and shield.failed(error, self.runs, self._record.calls):
+            for call in self._calls:
+                self.servable.cancel(call)
+            if self._ask_old(shield):
+                return
+        self._fail(error)
+
+    def _ask_old(self, shield: Shield) -> bool:
+        """False if the old version cannot be asked."""
+        try:
+            second = self._second = self._in_flight.again(shield, self.runs)
+        except ServingError:
+            shield.gone()
+            return False
+        except Exception:
+            logger.exception("a request on %s cannot be run on the version before it", self.id)
+            shield.gone()
+            return False
+        second.then(self._old_ended)
+        return True
+
+    def _old_ended(self) -> None:
+        second, shield = self._second, self._shield
+        if self._over or second is None or shield is None:
+            return
+        if shield.takes(second.outputs, second.failure):
+            self.id, self.servable, self.runs = second.id, second.servable, second.runs
+            self._outputs = second._outputs
+            self._end()
+        elif shield.first is not None:
+            self._fail(shield.first)
+        else:
             self._end()
 
     def _add(self, part: Part) -> None:
@@ -369,9 +433,13 @@ class PendingRequest(OneWaiter):
         if self._over:
             return
         self._failure = error
+        if self._shield is not None:
+            self._shield.dropped(self.runs, self._record.calls)
         self._end()
         for call in self._calls:
             self.servable.cancel(call)
+        if self._second is not None:
+            self._second.cancel()
 
     def _end(self) -> None:
         self._over = True

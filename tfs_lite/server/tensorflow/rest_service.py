@@ -160,11 +160,13 @@ class RestService:
         return (Run(key, tensors_of(body, signature)),)
 
     def _plan(self, parsed: list[PredictBody], size: int) -> Plan:
-        """``parsed`` holds one body of ``size`` bytes, which is taken out of it so that its memory is freed."""
+        """``parsed`` holds one body of ``size`` bytes, which is taken out when it is decoded: that frees its memory."""
 
         async def decode(key: str, signature: Signature) -> Sequence[Run]:
             large = size > COMFORTABLE_BYTES
-            return (Run(key, await self._http.run(large, lambda: tensors_of(parsed.pop(), signature))),)
+            tensors = await self._http.run(large, lambda: tensors_of(parsed[0], signature))
+            parsed.clear()
+            return (Run(key, tensors),)
 
         return lambda signatures: decode(*self._find(parsed[0], signatures))
 

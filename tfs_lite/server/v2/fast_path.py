@@ -128,7 +128,10 @@ class V2FastPath:
 
 
 def answer_to_plain(request: PlainRequest, inference: Inference) -> InferAnswer:
-    """The wanted outputs, in their order."""
+    """The wanted outputs, in their order. Without any wanted ones those of the version that has answered, which need
+    not be the one that the request was checked against."""
     found = inference.output
     outputs = {name: found[name] for name in request.names or found if name in found}
+    if len(outputs) < len(found) and not request.form.outputs:
+        outputs = dict(found)
     return InferAnswer(inference.id, request.id, outputs, request.form.wanted)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from tfs_lite.core.generation import Piece
-from tfs_lite.core.model import Servable
+from tfs_lite.core.model import Servable, Traits
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
@@ -159,14 +159,21 @@ class V2Answers:
         self._request = request
         self._pending = pending
         self._memory = memory
-        self._traits = pending.servable.traits
         self._text_outputs_only = text_outputs_only and self._traits.generates
-        declared = pending.servable.signatures.get(DEFAULT_SIGNATURE)
-        self._outputs = declared.output_names if declared is not None else ()
         self.final = False
         """Whether the answer that was taken last says that it is the last."""
         self.arrival = 0
         """Its number among the answers of all requests, by ``arrivals``."""
+
+    @property
+    def _traits(self) -> Traits:
+        """Those of the version that answers, which is known when it has answered."""
+        return self._pending.servable.traits
+
+    @property
+    def _outputs(self) -> tuple[str, ...]:
+        declared = self._pending.servable.signatures.get(DEFAULT_SIGNATURE)
+        return declared.output_names if declared is not None else ()
 
     @property
     def decoupled(self) -> bool:

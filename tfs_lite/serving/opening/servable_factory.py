@@ -205,7 +205,9 @@ class ServableFactory:
 
     def _of_models(self, models: Sequence[Model], request: OpenRequest) -> PredictServable:
         settings = request.settings
-        traits = Traits(models[0].platform, settings.max_batch_size, {**models[0].labels, **_labels(request)})
+        labels = {**models[0].labels, **_labels(request)}
+        once = not settings.retry_lost_batches
+        traits = Traits(models[0].platform, settings.max_batch_size, labels, runs_once=once)
         if settings.sequence_batching is not None:
             return self._sequences(models, request, traits)
         if settings.model_transaction_policy.decoupled:

@@ -54,13 +54,15 @@ from tfs_lite.serving.repository.requests import (
     poll_failure,
 )
 from tfs_lite.serving.repository.resize import Resizes
-from tfs_lite.serving.repository.waiter import LoadWait
+from tfs_lite.serving.repository.waiter import LoadWait, is_at_start
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.sources.completeness import Waiting
 from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.inspector import VersionInspector
 
 CALL = Origin(Cause.REPOSITORY_CALL)
+START = "start"
+"""What the revisions of the versions end with that are loaded at the start."""
 logger = logging.getLogger(__name__)
 
 
@@ -280,9 +282,11 @@ class RepositoryControl:
         }
 
     def _offer(self, name: str, found: FoundVersion) -> OfferedVersion:
-        """Each offer has a revision of its own, so that the manager does not take it for one that failed before."""
+        """Each offer has a revision of its own, so that nothing takes it for one that failed before. At the start of
+        the server it is the same each time: that is no order to load what an operator did not want any more."""
         self._offers += 1
-        item = ServableData.ok(ServableId(name, found.version), found.path, f"{found.state}-{self._offers}")
+        number = START if is_at_start() else str(self._offers)
+        item = ServableData.ok(ServableId(name, found.version), found.path, f"{found.state}-{number}")
         return OfferedVersion(item, found.state, found.instances)
 
     def _carry_out(self, plan: LoadPlan, model: ModelOfCalls, offered: Mapping[int, OfferedVersion]) -> None:
