@@ -44,20 +44,19 @@ class GuardMetrics(Collector):
         self._latest = latest
         self._lock = threading.Lock()  # guards the fields below; nothing is called under it
         self._totals: dict[str, Counter[str]] = {}
-        self._seen: dict[str, tuple[ServableId, Counts]] = {}  # by model: the trial, and its counts until now
+        self._seen: dict[ServableId, Counts] = {}  # of the trials that go on, until now
         registry.register(self)
 
-    def on_counts(self, id: ServableId, counts: Counts) -> None:
-        """The counts of a trial until now. Fewer requests than before: another trial of the version has begun."""
+    def on_counts(self, id: ServableId, counts: Counts, *, last: bool = False) -> None:
+        """Takes the counts of a trial until now. After the ``last`` ones, those of the version begin with 0 again."""
         with self._lock:
-            seen, before = self._seen.get(id.name, (id, NO_COUNTS))
-            if seen != id or before.requests > counts.requests:
-                before = NO_COUNTS
-            self._seen[id.name] = id, counts
+            before = self._seen.pop(id, NO_COUNTS)
+            if not last:
+                self._seen[id] = counts
             totals = self._totals.setdefault(id.name, Counter())
             for outcome, of in OUTCOMES.items():
-                totals[outcome] += max(of(counts) - of(before), 0)
-            totals[SHIELDED] += max(counts.shielded - before.shielded, 0)
+                totals[outcome] += of(counts) - of(before)
+            totals[SHIELDED] += counts.shielded - before.shielded
 
     def taken_back(self, name: str) -> None:
         self._count(name, TAKEN_BACK)
@@ -72,7 +71,8 @@ class GuardMetrics(Collector):
     def model_gone(self, name: str) -> None:
         with self._lock:
             self._totals.pop(name, None)
-            self._seen.pop(name, None)
+            for id in [id for id in self._seen if id.name == name]:
+                del self._seen[id]
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -91,11 +91,17 @@ class GuardMetrics(Collector):
                 requests.add_metric((name, outcome), totals.get(name, Counter())[outcome])
         yield requests
         for what, series, text in (
-            (SHIELDED, "tfs_lite_shielded_requests", "Requests that failed on a version on trial, and that the version "
-             "before it has answered."),
+            (
+                SHIELDED,
+                "tfs_lite_shielded_requests",
+                "Requests that failed on a version on trial, and that the version before it has answered.",
+            ),
             (TAKEN_BACK, "tfs_lite_taken_back", "Versions that were taken back because they failed in their trial."),
-            (HELD_BACK, "tfs_lite_held_back", "Loads that ended because recorded answers or the signature of the "
-             "version before do not fit."),
+            (
+                HELD_BACK,
+                "tfs_lite_held_back",
+                "Loads that ended because recorded answers or the signature of the version before do not fit.",
+            ),
         ):
             counter = CounterMetricFamily(series, text, labels=("model",))
             for name in names:
@@ -104,7 +110,9 @@ class GuardMetrics(Collector):
         yield from self._gauges(list(names))
 
     def _gauges(self, names: list[str]) -> Iterator[Metric]:
-        on_trial = GaugeMetricFamily("tfs_lite_on_trial", "Whether a version of the model is on trial.", labels=("model",))
+        on_trial = GaugeMetricFamily(
+            "tfs_lite_on_trial", "Whether a version of the model is on trial.", labels=("model",)
+        )
         votes = GaugeMetricFamily(
             "tfs_lite_trial_votes", "The votes of the trial, against its version and for it.", labels=("model", "side")
         )

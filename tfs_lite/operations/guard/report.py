@@ -1,4 +1,4 @@
-"""How a model stands with the guard, as JSON for every way of asking; and what the guard does, as events and counters."""
+"""How a model stands with the guard, as JSON for every way of asking; what the guard does, as events and counters."""
 
 from __future__ import annotations
 
@@ -110,10 +110,7 @@ class GuardReports:
     stands, and what the requests of the trial of this version have shown (None without a trial)."""
 
     def __init__(
-        self,
-        core: ServerCore,
-        view: Callable[[str], GuardView | None],
-        counts: Callable[[ServableId], Counts | None],
+        self, core: ServerCore, view: Callable[[str], GuardView | None], counts: Callable[[ServableId], Counts | None]
     ) -> None:
         self._core = core
         self._view = view
@@ -170,8 +167,8 @@ class GuardReports:
                     del self._shielded[id]
 
     def on_counts(self, id: ServableId, counts: Counts) -> None:
-        """How the requests of a trial have ended until now: each second while it runs, and once when its evidence is
-        let go of. By one thread at a time."""
+        """Takes how the requests of a trial have ended until now: each second while it goes on, on one thread. The last
+        counts go to ``metrics`` alone."""
         self.metrics.on_counts(id, counts)
         now = self._core.clock.monotonic()
         at, told = self._shielded.get(id, (-SHIELDED_EVERY, 0))
