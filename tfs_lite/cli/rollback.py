@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tfs_lite.cli.arguments import Parser, positive_seconds, version_number
 from tfs_lite.cli.explain import read_question
-from tfs_lite.cli.guarded import Tree, add_server, command, explained, looks, numbers, versions_text
+from tfs_lite.cli.guard import Tree, add_server, command, explained, looks
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 
 SETTLED_SECONDS = 1.0
@@ -124,3 +124,17 @@ def _say(args: Namespace, text: str, answer: Tree) -> int:
     else:
         print(text, flush=True)
     return DONE
+
+
+def versions_text(answer: Tree) -> str:
+    """The versions of an explanation, each with its verdict."""
+    shown = [f"{line['version']} ({line['verdict']})" for line in answer["versions"]]
+    return ", ".join(shown) or "none"
+
+
+def numbers(versions: list[int]) -> str:
+    """``version 8``, ``versions 8 and 9``."""
+    shown = [str(version) for version in sorted(versions)]
+    if len(shown) == 1:
+        return f"version {shown[0]}"
+    return f"versions {', '.join(shown[:-1])} and {shown[-1]}"
