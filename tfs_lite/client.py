@@ -120,8 +120,8 @@ class Client:
     ``retry`` is the number of further attempts for a call that fails with UNAVAILABLE. Between them are random waits of
     at most 0.1 s, 0.2 s, 0.4 s and so on up to 2 s. With a ``tenacity.Retrying`` in its place, the ``stop``, ``wait``
     and ``sleep`` of that one decide. All attempts of a call share its one ``timeout``: no wait begins that would last
-    longer. Other codes are raised at once; ``reload``, ``rollback`` and the actions of ``guard`` are never repeated. The
-    model may run a repeated request twice: use 0 where that has effects. The first connection is waited for once.
+    longer. Other codes are raised at once; ``reload``, ``rollback`` and the actions of ``guard`` are never repeated.
+    The model may run a repeated request twice: use 0 where that has effects. The first connection is waited for once.
     """
 
     def __init__(

@@ -73,9 +73,10 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
     lines.append(f"  {_answers(rollout)}")
     if rollout["version"] is not None:
         lines.append(f"  {_trial(rollout)}")
-        lines += [f"  failed: {each['error']}" for each in rollout["failures"]]
+        lines += [f"  failed: {error}" for error in dict.fromkeys(each["error"] for each in rollout["failures"])]
     lines += [f"  version {each['version']} must not answer: {each['why']}" for each in rollout["rejected"]]
-    if (ended := rollout["ended"]) is not None and rollout["state"] == "NONE":
+    ended = rollout["ended"]
+    if rollout["version"] is None and ended is not None and ended["outcome"] != "TAKEN_BACK":
         lines.append(f"  the last trial, of version {ended['version']}, ended at {ended['at'][11:19]}: {ended['text']}")
     return lines
 

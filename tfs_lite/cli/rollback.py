@@ -74,20 +74,21 @@ def _command(args: Namespace, model: str, action: str, version: int | None) -> T
     except CliError as error:
         if error.code not in ("FAILED_PRECONDITION", "NOT_FOUND", "INVALID_ARGUMENT"):
             raise
-        raise CliError(f"{error}; {_why(args, model)}", error.code) from None
+        is_missing = error.code == "NOT_FOUND" or "to go back to" in str(error)
+        raise CliError(f"{error}; {_why(args, model, is_missing)}", error.code) from None
 
 
-def _why(args: Namespace, model: str) -> str:
-    """Which version answers, which there are, and how an older one comes back that is not there."""
+def _why(args: Namespace, model: str, is_missing: bool = False) -> str:
+    """Which version answers, and which there are; where an older one ``is_missing``, how it comes back."""
     answer = explained(args, model)
     if answer["verdict"] == "NOT_CONFIGURED":
         return str(answer["sentence"])
     answers = next((each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"), None)
     now = "no version answers now" if answers is None else f"version {answers} answers now"
-    return (
-        f"{now}; there are versions {versions_text(answer)}. An older one that is not there: publish its files again "
-        "under a higher number: tfs-lite publish SRC --base BASE"
-    )
+    text = f"{now}; there are versions {versions_text(answer)}"
+    if is_missing:
+        text += ". One that is not there: publish its files again: tfs-lite publish SRC --base BASE"
+    return text
 
 
 def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:

@@ -234,7 +234,7 @@ def _next_of_verdict(case: Case) -> str:
         case Verdict.SERVING:
             return "it goes on serving"
         case Verdict.REJECTED | Verdict.HELD_BACK:
-            return "nothing happens before its files change, or you say so"
+            return "it does not answer before its files change, or an operator says so"
         case Verdict.FAILED | Verdict.REFUSED:
             return "nothing happens before its files change"
         case Verdict.LEAVING:

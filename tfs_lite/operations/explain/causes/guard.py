@@ -38,7 +38,7 @@ def on_trial(case: Case) -> Link | None:
     judgement = view.judgement
     text = f"it is on trial until {until}: "
     if counts.failed:
-        answered = "them" if counts.shielded == counts.failed else f"{counts.shielded:,} of them"
+        answered = "them" if counts.shielded == counts.failed else f"{counts.shielded or 'none'} of them"
         text += f"{counts.failed:,} of {counts.requests:,} requests failed, version {trial.old} answered {answered}"
     else:
         text += f"none of {counts.requests:,} requests failed, version {trial.old} stays ready"

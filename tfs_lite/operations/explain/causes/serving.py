@@ -198,6 +198,8 @@ def stands_in(case: Case, what: str = "it") -> Link | None:
     found = case.found
     if not found.place or not found.answers or found.version not in case.model.report.stand_ins:
         return None
+    if any(version > found.version for version in case.model.rejected):
+        return None  # TAKEN_BACK and ROLLED_BACK say it, and what helps
     other = case.next_version
     gone = "delete its objects" if case.model.storage is not None else "remove its directory"
     fix = f"mend what has failed, {gone}, or publish a good one as version {other}; it goes then"
