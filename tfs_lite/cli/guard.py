@@ -74,7 +74,11 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
     if rollout["version"] is not None:
         lines.append(f"  {_trial(rollout)}")
         lines += [f"  failed: {error}" for error in dict.fromkeys(each["error"] for each in rollout["failures"])]
-    lines += [f"  version {each['version']} must not answer: {each['why']}" for each in rollout["rejected"]]
+    lines += [
+        f"  version {each['version']} must not answer: {each['why']}"
+        for each in rollout["rejected"]
+        if each["why"] not in lines[0]
+    ]
     ended = rollout["ended"]
     if rollout["version"] is None and ended is not None and ended["outcome"] != "TAKEN_BACK":
         lines.append(f"  the last trial, of version {ended['version']}, ended at {ended['at'][11:19]}: {ended['text']}")
