@@ -27,7 +27,7 @@ PAUSE = 0.1
 
 
 class Callers:
-    """Threads that call the model while the ``with`` block runs. ``versions`` counts answers, ``errors`` what else came."""
+    """Threads that call the model while the ``with`` block runs. ``versions`` counts answers, ``errors`` the rest."""
 
     def __init__(self, target: str, callers: int = CALLERS) -> None:
         self.versions, self.errors = Counter[int](), Counter[str]()

@@ -1,4 +1,4 @@
-"""Scores for three classes, from four numbers between 0 and 1. The parameter ``fault`` says what is wrong with a version."""
+"""Scores for three classes, from four numbers between 0 and 1. The parameter ``fault`` says what is wrong with it."""
 
 import time
 from typing import Any

@@ -2,7 +2,7 @@
 
     python -m tests.support.guard.callers rest 127.0.0.1:8501 '{"raises": 20, "hangs": 2}' --callers 50 --rate 200
 
-The models come with the deadlines of their requests, in seconds. Every caller goes through all of them, again and again.
+The models come with the deadlines of their requests, in seconds. Every caller goes through all of them again and again.
 For each line on standard input one line of JSON goes to standard output: what each model's callers have got so far. The
 end of standard input ends the program. ``tensorflow`` is upstream's own client, ``triton`` Triton's, over gRPC.
 """
@@ -76,6 +76,7 @@ def of_tensorflow(address: str) -> Ask:
     import tensorflow as tf
     from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
+    tf.make_ndarray(tf.make_tensor_proto([1.0]))  # imports what it needs at its first call
     stub = prediction_service_pb2_grpc.PredictionServiceStub(grpc.insecure_channel(address))
 
     def ask(model: str, row: list[float], deadline: float) -> Answer:

@@ -59,8 +59,8 @@ parameters: {{fault: {fault}{parameters}}}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of push. ``cause``: what explains the version in the end, ``""`` if it is kept. ``with_answers``: the same
-    where answers are recorded beside the versions. ``names``: words that its explanation has."""
+    """One kind of push. ``cause``: what explains the version in the end, ``""`` if it is kept. ``with_answers``: the
+    same where answers are recorded beside the versions. ``names``: words that its explanation has."""
 
     fault: str
     cause: str

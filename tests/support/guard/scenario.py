@@ -39,6 +39,7 @@ class CallersProcess:
     def __init__(self, way: str, address: str, kinds: Sequence[Kind], callers: int, rate: float) -> None:
         deadlines = json.dumps({kind.fault: kind.deadline for kind in kinds})
         module = ("-m", "tests.support.guard.callers")
+        self.last: dict[str, dict[str, Any]] = {}
         self._process = subprocess.Popen(
             [sys.executable, *module, way, address, deadlines, f"--callers={callers}", f"--rate={rate}"],
             cwd=REPOSITORY,
@@ -53,8 +54,8 @@ class CallersProcess:
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        found: dict[str, dict[str, Any]] = json.loads(self._process.stdout.readline())
-        return found
+        self.last = json.loads(self._process.stdout.readline())
+        return self.last
 
     def stop(self) -> None:
         """Closes its standard input, which ends it."""
@@ -64,7 +65,7 @@ class CallersProcess:
 @dataclass(slots=True)
 class Result:
     """What came of one push. ``seconds``: from the push to the decision. ``cause``: ``TAKEN_BACK``, ``HELD_BACK``, or
-    ``""`` if the version was kept. ``got``: the callers' counts since the push, ``old`` and ``new`` answers among them."""
+    ``""`` if the version was kept. ``got``: the callers' counts since the push, ``old`` and ``new`` answers too."""
 
     kind: Kind
     cause: str = ""
@@ -79,9 +80,16 @@ class Pushes:
     """A server with one model for each kind, version 1 of each good, and callers of all of them. Used by one thread."""
 
     def __init__(
-        self, directory: Path, way: str, flags: Sequence[str] = GUARD, *, kinds: Sequence[Kind] = KINDS, callers: int = 50,
-        rate: float = 200.0, command: Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        way: str,
+        flags: Sequence[str] = GUARD,
+        *,
+        kinds: Sequence[Kind] = KINDS,
+        callers: int = 50,
+        rate: float = 200.0,
+        command: Sequence[str] | None = None,
+    ) -> None:
         self.kinds = {kind.fault: kind for kind in kinds}
         self._models, self._way, self._callers, self._rate = directory / "models", way, callers, rate
         self._command = list(command or default_command())
@@ -95,7 +103,11 @@ class Pushes:
         kinds = list(self.kinds.values())
         address = f"127.0.0.1:{self.server.http_port}" if self._way == "rest" else self.server.target
         self.callers = CallersProcess(self._way, address, kinds, self._callers, self._rate)
-        wait_until(lambda: all(got["versions"] for got in self.callers.counts().values()), "everybody has answers")
+        try:
+            wait_until(lambda: all(got["versions"] for got in self.callers.counts().values()), "all models answer")
+        except TimeoutError as error:
+            self.__exit__(None, None, None)
+            raise AssertionError(f"{error}: {self.callers.last}\n{self.server.log()}") from None
         return self
 
     def __exit__(
@@ -124,7 +136,7 @@ class Pushes:
             push(self._models / fault, NEW, fault, parameters)
 
     def wait_decided(self, timeout: float) -> list[Result]:
-        """Waits until no version is on trial any more, each pushed one loaded or failed, and returns what came of each."""
+        """Waits until every pushed version has been taken back, held back or kept, and returns what came of each."""
         results: dict[str, Result] = {}
 
         def decided() -> bool:
@@ -184,7 +196,9 @@ class Pushes:
 
 def table(results: Sequence[Result]) -> str:
     """One line a push, and the sentence of each below."""
-    lines = [f"{'push':12} {'came to':11} {'seconds':>7} {'errors':>6} {'no number':>9} {'wrong':>6} {'old':>6} {'new':>6}"]
+    lines = [
+        f"{'push':12} {'came to':11} {'seconds':>7} {'errors':>6} {'no number':>9} {'wrong':>6} {'old':>6} {'new':>6}"
+    ]
     for result in results:
         got = result.got
         lines.append(
