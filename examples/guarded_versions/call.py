@@ -85,8 +85,8 @@ def main() -> None:
                 time.sleep(min(1.0, arguments.seconds - passed))
         except KeyboardInterrupt:
             print()
-    for error, count in callers.errors.most_common(5):
-        print(f"{count} x {error}")
+    for what, count in callers.errors.most_common(5):
+        print(f"{count} x {what}")
     print(f"errors: {callers.errors.total()}")
     sys.exit(callers.errors.total() > 0)
 

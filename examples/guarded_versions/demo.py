@@ -147,8 +147,8 @@ def main() -> None:
                 Demo(server, callers).run()
         except (OSError, RuntimeError) as error:
             sys.exit(f"error: {error}")
-    for error, count in callers.errors.most_common(5):
-        print(f"{count} x {error}")
+    for what, count in callers.errors.most_common(5):
+        print(f"{count} x {what}")
     print(f"errors: {callers.errors.total()} in {callers.versions.total() + callers.errors.total():,} requests")
     sys.exit(callers.errors.total() > 0)
 
