@@ -59,9 +59,9 @@ parameters: {{fault: {fault}{parameters}}}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of push. ``cause``: what explains the version in the end, ``""`` if it is kept. ``recorded``: one of these
-    does where answers are recorded beside the versions. ``names``: words that its explanation has. ``deadline``: that of
-    its callers, in seconds."""
+    """One kind of push. ``cause``: what explains the version in the end, ``""`` if it is kept. ``recorded``: one of
+    these does where answers are recorded beside the versions. ``names``: words that its explanation has. ``deadline``:
+    that of its callers, in seconds."""
 
     fault: str
     cause: str
