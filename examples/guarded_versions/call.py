@@ -18,7 +18,8 @@ from types import TracebackType
 
 import numpy as np
 
-from tfs_lite import Client, ServingError
+from tfs_lite import Client
+from tfs_lite.core.status import ServingError
 
 MODEL = "ranker"
 CALLERS = 20

@@ -103,6 +103,7 @@ class Demo:
         self._server, self._callers, self._began = server, callers, time.monotonic()
 
     def run(self) -> None:
+        self._server.wait(lambda: self._callers.versions[1] >= RECORDED, "version 1 answers the callers")
         self._say(f"version 1 serves; {self._callers.told()}")
         self._push("raises", "REJECTED")
         self._record()
