@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-azure test-lowest test-newer-python soak-world conformance conformance-upstream browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards package docs clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-azure test-lowest test-newer-python soak-world conformance conformance-upstream browser fuzz check format bench bench-batching bench-peers demo demo-guard gpu gpu-report protos dashboards package docs clean
 
 install: $(VENV)/.installed
 
@@ -42,6 +42,10 @@ serve: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(BIN)/tfs-lite demo $(ARGS)
+
+# Bad versions pushed under callers, and taken back: one minute, and it prints how many errors the callers got.
+demo-guard: $(VENV)/.installed
+	$(BIN)/python examples/guarded_versions/demo.py
 
 # Three workers for two cores, because many tests wait for a state. One thread of torch for each: teams of threads that
 # share cores wait for one another. A worker that has nothing left to do takes over half of what another one still has.

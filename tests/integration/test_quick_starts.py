@@ -207,7 +207,7 @@ def test_the_readme_in_a_clone_serves_digits(tmp_path: Path) -> None:
     """What ``make`` would do with its environment is done with this one; ``make demo`` has tests of its own."""
     making, asking = blocks("README.md")[3:5]
     targets = [command.split()[1] for command in commands(making.text)]
-    assert targets == ["demo", "serve"]
+    assert targets == ["demo", "demo-guard", "serve"]
     with Newcomer(tmp_path) as newcomer:
         dry = ["make", "--no-print-directory", "-n", "-o", ".venv/.installed"]
         recipes = {
