@@ -120,6 +120,8 @@ def read_document(text: str, name: str, message_class: Any) -> Document:
     """``text`` as plain data with positions. ``name`` decides the syntax; ``message_class`` is that of text format."""
     if name.endswith(YAML_ENDINGS):
         return read_yaml(text, name)
+    if text.lstrip().startswith("{"):
+        raise config_error(name, 1, 1, "JSON is read from a file called *.yaml; that of OpenVINO's: docs/from-openvino.md")
     return read_proto_text(text, message_class, name)
 
 
