@@ -121,7 +121,8 @@ def read_document(text: str, name: str, message_class: Any) -> Document:
     if name.endswith(YAML_ENDINGS):
         return read_yaml(text, name)
     if text.lstrip().startswith("{"):
-        raise config_error(name, 1, 1, "JSON is read from a file called *.yaml; that of OpenVINO's: docs/from-openvino.md")
+        told = "JSON is read from a file called *.yaml; that of OpenVINO Model Server: docs/from-openvino.md"
+        raise config_error(name, 1, 1, told)
     return read_proto_text(text, message_class, name)
 
 
