@@ -329,14 +329,14 @@ class Evidence:
         )
 
     def _words(self, counts: Counts) -> str:
-        """For example ``31 of 1204 requests failed, version 7 answered all; 15 votes against it, 1 for it: INTERNAL:
-        ...``, where the error is that of the first failure."""
+        """For example ``31 of 1204 requests failed, version 7 answered all; votes: 15 against it, 0 for it:
+        INTERNAL: ...``, where the error is that of the first failure."""
         text = f"{counts.failed} of {counts.requests} requests failed"
         if self._asked:
             answered = "all" if counts.shielded == counts.failed else f"{counts.shielded} of them"
             text += f", version {self.old} answered {answered}"
         if self._against or self._for:
-            text += f"; {self._against} votes against it, {self._for} for it"
+            text += f"; votes: {self._against} against it, {self._for} for it"
         return f"{text}: {counts.failures[0].error}" if counts.failures else text
 
 

@@ -393,7 +393,7 @@ def test_the_words_have_the_numbers_and_the_votes(trial):
     trial.ends(fault(shielded=False))
     trial.pass_seconds(10.0, BAD, OK)
     assert trial.judgement.text == (
-        "3 of 4 requests failed, version 7 answered 2 of them; 2 votes against it, 0 for it: INTERNAL: it broke"
+        "3 of 4 requests failed, version 7 answered 2 of them; votes: 2 against it, 0 for it: INTERNAL: it broke"
     )
 
 
