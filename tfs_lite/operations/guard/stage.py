@@ -313,7 +313,8 @@ class GuardStage:
         return {name: told.saved for name, told in list(self._told.items()) if told.saved != nothing_saved}
 
     def restore(self, saved: Mapping[str, SavedModel]) -> None:
-        """Before ``observe``. A trial whose version has other files at its first list is forgotten."""
+        """Before ``observe``. A trial whose version has other files at its first list is forgotten. The source hears of
+        rejected versions with the first ``tick``; lists that come before that are guarded all the same."""
         for name, found in saved.items():
             armed = {
                 trial.new: Running(trial.new, trial.old, trial.files, Stage.ARMED, 0.0, OFF) for trial in found.trials
@@ -322,6 +323,7 @@ class GuardStage:
             accepted, ungated = dict(found.accepted), frozenset(found.accepted)
             state = ModelState(armed=armed, rejected=rejected, accepted=accepted, ungated=ungated)
             model = self._models[name] = _Model(name, state)
+            self._tell_source(model)
             self._tell(model)
 
     # Lists.
@@ -365,8 +367,9 @@ class GuardStage:
         model.items = items
         kept = {version: found for version, found in model.settings.items() if version in model.listed}
         model.settings = {**kept, **settings}
-        passed = {item.id.version: item for item in model.passed}
-        known = passed if model.state.at_rest else model.known
+        known = model.known
+        if model.state.at_rest:  # nobody asks the disk then; what is loaded may become an old version with this list
+            known = {version: item for version, item in known.items() if version in model.available}
         model.known = {**known, **model.listed}
         model.failed = {v: status for v, status in model.failed.items() if self._still_failed(model, v)}
 

@@ -494,11 +494,14 @@ def _pushed(now: float, settings: Settings, state: ModelState, seen: Seen) -> Re
 
 
 def _known_to_answer(state: ModelState, seen: Seen) -> int | None:
-    """The version that a push would follow: the highest that answers and was accepted or is on trial. One that a
-    manager has loaded anew by itself, after its load had failed, may answer before anybody has heard of it."""
-    running = state.running.new if state.running is not None else None
+    """The version that a push would follow: that of the running trial which answers, else the highest that answers and
+    was accepted. One that a manager has loaded anew by itself, after its load had failed, may answer before anybody
+    has heard of it."""
+    running = state.running
+    if running is not None:
+        return running.old if running.stage is Stage.SHADOW else running.new
     open_ones = seen.available - held(state, seen.available)
-    return max((version for version in open_ones if version in state.accepted or version == running), default=None)
+    return max((version for version in open_ones if version in state.accepted), default=None)
 
 
 def _begun(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:
