@@ -112,6 +112,23 @@ class Guarded(CountedMachine):
         self.guarded.delete(*there[index % len(there)])
         self._step(then)
 
+    @rule(name=st.sampled_from(NAMES), then=THEN)
+    def push_what_is_taken_back(self, name: str, then: Then) -> None:
+        version = max(self.disk.get(name, {}), default=0) + 1
+        self.guarded.push(name, version, Files(f"s{self.steps}"))
+        self.guarded.judge(name, version, JUDGEMENTS[0])
+        for server in (self.guarded, self.twin):
+            server.poll(name)
+            for _ in range(6):
+                self._move(server)
+        self._step(then)
+
+    @rule(name=st.sampled_from(NAMES), then=THEN)
+    def delete_all_but_the_newest(self, name: str, then: Then) -> None:
+        for version in sorted(self.disk.get(name, {}))[:-1]:
+            self.guarded.delete(name, version)
+        self._step(then)
+
     @rule(name=st.sampled_from(NAMES), data=st.data(), then=THEN)
     def reload_config(self, name: str, data: st.DataObject, then: Then) -> None:
         policy = data.draw(st.sampled_from([*self.policies * 2, None]))
@@ -252,6 +269,7 @@ class Guarded(CountedMachine):
         for name in NAMES:
             state = guarded.stage.state(name)
             assert guarded.rejected.get(name, frozenset()) == state.rejected.keys()
+            assert guarded.answers_with(name) not in state.rejected, f"{name}: {state}"
             running = state.running
             if running is not None:
                 settings, since = running.settings, now - running.since
@@ -292,5 +310,5 @@ def test_a_guard_never_makes_a_model_less_available(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("tfs_lite"), "propagate", False)
     command = f"tests/simulation/test_guard.py -k {machine.__name__}"
-    runs = SeededRuns(machine, command, runs=10, steps=60, batches=(1, 60), min_steps=(300, 25_000))
+    runs = SeededRuns(machine, command, runs=10, steps=60, batches=(2, 60), min_steps=(500, 25_000))
     runs.check(request.config.getoption("--hypothesis-seed"))

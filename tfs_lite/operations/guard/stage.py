@@ -23,6 +23,7 @@ from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, not_found
 from tfs_lite.operations.guard.trial import (
     LAST_VOTES_SECONDS,
+    MAX_REMEMBERED,
     NO_JUDGEMENT,
     OFF,
     BakeEnded,
@@ -65,13 +66,12 @@ class GuardEffects:
 
     Called under the stage's lock; short, and they take no lock of a source and call nothing of the stage:
 
-    ``hold(id, held)``: whether the version must not be "latest"; also before it is known to the manager, and after it
-    is gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so that requests are
-    shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with its evidence, also
-    where its ``stage`` or ``old`` has changed (evidence of the bake begins with the stage BAKING or, for what came
-    before it, with ARMED). ``judgement(id)``: how the trial of this new version stands; ``NO_JUDGEMENT`` where nothing
-    is known. ``answered(id)``: the requests that it has answered. ``wake()``: the guard's thread is to call ``tick``
-    soon; also called under the manager's bus.
+    ``hold(id, held)``: whether the version must not be "latest" where any other is; also before it is known to the
+    manager, and after it is gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so
+    that requests are shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with its
+    evidence, also where its ``stage`` or ``old`` has changed. ``judgement(id)``: how the trial of this new version
+    stands; ``NO_JUDGEMENT`` where nothing is known. ``answered(id)``: the requests that it has answered. ``wake()``:
+    the guard's thread is to call ``tick`` soon; also called under the manager's bus.
 
     Called without the stage's lock, but perhaps on a source's thread while it sends a list (so it must take no lock
     that is held then): ``on_disk(name)``: the items, as the source would offer them, of every version that is there and
@@ -374,9 +374,9 @@ class GuardStage:
         model.failed = {v: status for v, status in model.failed.items() if self._still_failed(model, v)}
 
     def _still_failed(self, model: _Model, version: int) -> bool:
-        """The manager loads another revision anew, and says so."""
+        """Whether the manager does not begin it anew for this list. What it begins for another reason, it says."""
         item = model.known.get(version)
-        return item is not None and item.revision == model.failed_as.get(version, item.revision)
+        return item is None or item.revision == model.failed_as.get(version)
 
     def _look(self, model: _Model, on_disk: Mapping[int, ServableData[StoragePath]] | None) -> None:
         """Takes what is there; what has been passed on already stays as it was passed."""
@@ -422,7 +422,8 @@ class GuardStage:
             failed[version] = state.health
             item = model.known.get(version)
             model.failed_as[version] = item.revision if item is not None else ""
-        model.failed = failed
+        model.failed = {other: failed[other] for other in sorted(failed)[-MAX_REMEMBERED:]}
+        model.failed_as = {other: model.failed_as[other] for other in model.failed}
 
     def _forget(self, name: str) -> None:
         """The model is out of the config for good."""
@@ -486,7 +487,7 @@ class GuardStage:
         told = self._told.get(model.name, NOTHING_TOLD)
         self._settle(model, memory_needed)
         state = model.state
-        now_held = held(state, model.available)
+        now_held = held(state)
         for version in sorted(now_held ^ model.held):
             self._effects.hold(ServableId(model.name, version), version in now_held)
         model.held = now_held

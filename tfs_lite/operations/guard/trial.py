@@ -328,14 +328,13 @@ def step(now: float, settings: Settings, state: ModelState, seen: Seen, command:
     return state, ()
 
 
-def held(state: ModelState, available: Collection[int]) -> frozenset[int]:
-    """The versions that must not be "latest": those that are rejected and those in a shadow, also before they are
-    available; none where nothing else would answer."""
+def held(state: ModelState) -> frozenset[int]:
+    """The versions that must not be "latest" where any other is: those that are rejected and those in a shadow, also
+    before they are available."""
     shadows = {trial.new for trial in state.armed.values() if trial.settings.shadows}
     if state.running is not None and state.running.stage is Stage.SHADOW:
         shadows.add(state.running.new)
-    found = shadows | state.rejected.keys()
-    return frozenset(found) if any(version not in found for version in available) else frozenset()
+    return frozenset(shadows | state.rejected.keys())
 
 
 def guarded(items: Items, state: ModelState, on_disk: Mapping[int, ServableData[StoragePath]]) -> Items:
@@ -374,7 +373,7 @@ def _stand_in(listed: Collection[int], on_disk: Iterable[int], rejected: Collect
 
 def answering(state: ModelState, seen: Seen) -> int | None:
     """The version that answers requests without a version; None if nothing does."""
-    return max(seen.available - held(state, seen.available), default=None)
+    return max(seen.available - held(state), default=max(seen.available, default=None))
 
 
 def _there(seen: Seen) -> Mapping[int, str]:
@@ -500,7 +499,7 @@ def _known_to_answer(state: ModelState, seen: Seen) -> int | None:
     running = state.running
     if running is not None:
         return running.old if running.stage is Stage.SHADOW else running.new
-    open_ones = seen.available - held(state, seen.available)
+    open_ones = seen.available - held(state)
     return max((version for version in open_ones if version in state.accepted), default=None)
 
 
