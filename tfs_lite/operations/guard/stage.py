@@ -68,8 +68,8 @@ class GuardEffects:
 
     ``hold(id, held)``: whether the version must not be "latest" where any other is; also before it is known to the
     manager, and after it is gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so
-    that requests are shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with its
-    evidence, also where its ``stage`` or ``old`` has changed. ``judgement(id)``: how the trial of this new version
+    that requests are shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with
+    its evidence, also where its ``stage`` or ``old`` has changed. ``judgement(id)``: how the trial of this new version
     stands; ``NO_JUDGEMENT`` where nothing is known. ``answered(id)``: the requests that it has answered. ``wake()``:
     the guard's thread is to call ``tick`` soon; also called under the manager's bus.
 

@@ -477,15 +477,18 @@ def _pushed(now: float, settings: Settings, state: ModelState, seen: Seen) -> Re
     accepted = {version: files for version, files in state.accepted.items() if version in seen.listed or version in old}
     if len(accepted) < len(state.accepted):
         return replace(state, accepted=accepted), ()
+    known = state.armed.keys() | state.rejected.keys()
+    if state.running is not None:
+        known |= {state.running.new}
+    new = {v: files for v, files in sorted(seen.listed.items()) if v not in known and accepted.get(v) != files}
     current = _known_to_answer(state, seen)
-    for version, files in sorted(seen.listed.items()):
-        known = version in state.armed or version in state.rejected or accepted.get(version) == files
-        if known or (state.running is not None and version == state.running.new):
-            continue
-        if current is not None and (version <= current or version in seen.failed):
+    if current is None and new:
+        return replace(state, accepted={**accepted, **new}, ungated=state.ungated - new.keys()), ()
+    for version, files in new.items():
+        if current is None or version <= current or version in seen.failed:
             continue
         wanted = settings.get(version, OFF)
-        if current is None or not (wanted.bakes or wanted.shadows):
+        if not (wanted.bakes or wanted.shadows):
             return _accept(state, version, files), ()
         armed = Running(version, current, files, Stage.ARMED, now, wanted)
         return replace(state, armed={**state.armed, version: armed}), ()
