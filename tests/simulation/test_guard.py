@@ -209,8 +209,14 @@ class Guarded(CountedMachine):
             self.guarded, self.twin = self.guarded.restart(saves=saves), self._other_twin()
         self._step(then)
 
-    @rule(now=st.sampled_from([True, False]))
-    def rest(self, now: bool) -> None:
+    @rule(now=st.sampled_from([True, False]), judgement=st.sampled_from([None, *JUDGEMENTS[2:]]))
+    def rest(self, now: bool, judgement: Judgement | None) -> None:
+        """With a judgement: every trial has it for as long as any trial may last."""
+        if now and judgement is not None:
+            for name, trial in self._trials():
+                self.guarded.judge(name, trial.new, judgement)
+            for server in (self.guarded, self.twin):
+                server.rest(seconds=MAX_SECONDS)
         if now:
             self._rest()
         self._step()
