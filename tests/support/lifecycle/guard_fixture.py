@@ -156,7 +156,8 @@ class GuardFixture:
     def answers_with(self, name: str) -> int | None:
         """The version that answers a request without a version."""
         ready = self.server.ready(name)
-        return max((version for version in ready if ServableId(name, version) not in self.held), default=None)
+        free = (version for version in ready if ServableId(name, version) not in self.held)
+        return max(free, default=max(ready, default=None))
 
     def seen(self, kind: type) -> list[Effect]:
         return [effect for _, effect in self.effects if isinstance(effect, kind)]

@@ -23,6 +23,7 @@ from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, not_found
 from tfs_lite.operations.guard.trial import (
     LAST_VOTES_SECONDS,
+    MAX_REMEMBERED,
     NO_JUDGEMENT,
     OFF,
     BakeEnded,
@@ -65,13 +66,12 @@ class GuardEffects:
 
     Called under the stage's lock; short, and they take no lock of a source and call nothing of the stage:
 
-    ``hold(id, held)``: whether the version must not be "latest"; also before it is known to the manager, and after it
-    is gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so that requests are
-    shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with its evidence, also
-    where its ``stage`` or ``old`` has changed (evidence of the bake begins with the stage BAKING or, for what came
-    before it, with ARMED). ``judgement(id)``: how the trial of this new version stands; ``NO_JUDGEMENT`` where nothing
-    is known. ``answered(id)``: the requests that it has answered. ``wake()``: the guard's thread is to call ``tick``
-    soon; also called under the manager's bus.
+    ``hold(id, held)``: whether the version must not be "latest" where any other is; also before it is known to the
+    manager, and after it is gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so
+    that requests are shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with
+    its evidence, also where its ``stage`` or ``old`` has changed. ``judgement(id)``: how the trial of this new version
+    stands; ``NO_JUDGEMENT`` where nothing is known. ``answered(id)``: the requests that it has answered. ``wake()``:
+    the guard's thread is to call ``tick`` soon; also called under the manager's bus.
 
     Called without the stage's lock, but perhaps on a source's thread while it sends a list (so it must take no lock
     that is held then): ``on_disk(name)``: the items, as the source would offer them, of every version that is there and
@@ -313,7 +313,8 @@ class GuardStage:
         return {name: told.saved for name, told in list(self._told.items()) if told.saved != nothing_saved}
 
     def restore(self, saved: Mapping[str, SavedModel]) -> None:
-        """Before ``observe``. A trial whose version has other files at its first list is forgotten."""
+        """Before ``observe``. A trial whose version has other files at its first list is forgotten. The source hears of
+        rejected versions with the first ``tick``; lists that come before that are guarded all the same."""
         for name, found in saved.items():
             armed = {
                 trial.new: Running(trial.new, trial.old, trial.files, Stage.ARMED, 0.0, OFF) for trial in found.trials
@@ -322,6 +323,7 @@ class GuardStage:
             accepted, ungated = dict(found.accepted), frozenset(found.accepted)
             state = ModelState(armed=armed, rejected=rejected, accepted=accepted, ungated=ungated)
             model = self._models[name] = _Model(name, state)
+            self._tell_source(model)
             self._tell(model)
 
     # Lists.
@@ -365,15 +367,16 @@ class GuardStage:
         model.items = items
         kept = {version: found for version, found in model.settings.items() if version in model.listed}
         model.settings = {**kept, **settings}
-        passed = {item.id.version: item for item in model.passed}
-        known = passed if model.state.at_rest else model.known
+        known = model.known
+        if model.state.at_rest:  # nobody asks the disk then; what is loaded may become an old version with this list
+            known = {version: item for version, item in known.items() if version in model.available}
         model.known = {**known, **model.listed}
         model.failed = {v: status for v, status in model.failed.items() if self._still_failed(model, v)}
 
     def _still_failed(self, model: _Model, version: int) -> bool:
-        """The manager loads another revision anew, and says so."""
+        """Whether the manager does not begin it anew for this list. What it begins for another reason, it says."""
         item = model.known.get(version)
-        return item is not None and item.revision == model.failed_as.get(version, item.revision)
+        return item is None or item.revision == model.failed_as.get(version)
 
     def _look(self, model: _Model, on_disk: Mapping[int, ServableData[StoragePath]] | None) -> None:
         """Takes what is there; what has been passed on already stays as it was passed."""
@@ -419,7 +422,8 @@ class GuardStage:
             failed[version] = state.health
             item = model.known.get(version)
             model.failed_as[version] = item.revision if item is not None else ""
-        model.failed = failed
+        model.failed = {other: failed[other] for other in sorted(failed)[-MAX_REMEMBERED:]}
+        model.failed_as = {other: model.failed_as[other] for other in model.failed}
 
     def _forget(self, name: str) -> None:
         """The model is out of the config for good."""
@@ -483,7 +487,7 @@ class GuardStage:
         told = self._told.get(model.name, NOTHING_TOLD)
         self._settle(model, memory_needed)
         state = model.state
-        now_held = held(state, model.available)
+        now_held = held(state)
         for version in sorted(now_held ^ model.held):
             self._effects.hold(ServableId(model.name, version), version in now_held)
         model.held = now_held
