@@ -1,6 +1,6 @@
 """How soon a bad version is taken back, and how often one that is as good as the old: simulated trials.
 
-    python benchmarks/guard_rule.py             the table of docs/guarded-versions.md; about two minutes on one core
+    python benchmarks/guard_rule.py             all trials; about three minutes on one core
     python benchmarks/guard_rule.py --quick     a few trials of each, in seconds: it only shows that it runs
 
 The evidence is the server's own (``tfs_lite/operations/guard/evidence.py``), in virtual time; requests, versions and
@@ -67,11 +67,11 @@ class Push:
 @dataclass(frozen=True)
 class Result:
     """``seconds`` until it was taken back; None: never. ``outlasted``: the trial was longer than its bake. ``lost``:
-    failures of requests that the old version did not answer."""
+    the share of its failures that the old version did not answer."""
 
     seconds: float | None
     outlasted: bool
-    lost: int
+    lost: float
 
 
 class Trial:
@@ -119,8 +119,8 @@ class Trial:
         return self._result(None)
 
     def _result(self, seconds: float | None) -> Result:
-        ends = self._settings.bake_seconds + LAST_VOTES_SECONDS
-        return Result(seconds, self._now > ends, self._evidence.counts.lost)
+        ends, counts = self._settings.bake_seconds + LAST_VOTES_SECONDS, self._evidence.counts
+        return Result(seconds, self._now > ends, counts.lost / max(counts.failed, 1))
 
     def _requests(self, second: int, failed: int) -> None:
         most = KEPT_IN_SPAN if second >= self._answered else RULE_2_FAILURES
@@ -236,14 +236,16 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
     def worse(self, row: Row, rates: Sequence[float], trials: int) -> None:
-        cells = []
+        cells, lost = [], list[float]()
         for rate, expected in zip(rates, row.expected, strict=True):
             results = run([row.push], rate, BAKE, trials)
             times = [result.seconds for result in results if result.seconds is not None]
             cells.append(found(times, trials))
+            lost += [result.lost for result in results]
             if not as_expected(times, trials, expected):
                 self.wrong.append(f"{row.name} at {rate:g}/s: {cells[-1]}, expected {expected}")
-        self.line(row.name, cells)
+        share = statistics.fmean(lost)
+        self.line(row.name, [*cells, f"{share:.0%} of its failures" if share else "0"])
 
     def equal(self, name: str, pushes: Sequence[Push], bake: float, trials: int, *, judged: bool = True) -> None:
         cells, longer = [], []
@@ -254,8 +256,8 @@ class Report:
             longer.append(f"{sum(result.outlasted for result in results) / len(results):.1%}")
             if taken and judged:
                 self.wrong.append(f"{name} at {rate:g}/s: {cells[-1]} taken back")
-        self.line(name, cells)
-        self.line("... their trials outlast the bake", longer)
+        self.line(name, [*cells, ""])
+        self.line("... their trials outlast the bake", [*longer, ""])
 
     def line(self, name: str, cells: Iterable[str]) -> None:
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
@@ -287,8 +289,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quick = parser.parse_args(arguments).quick
     worse, equal, disturbed, bake = (4, 14, 8, 600.0) if quick else (200, 2800, 2400, LONG_BAKE)
     began, report = time.process_time(), Report()
-    report.line(f"bake {BAKE:.0f} s; median time to the verdict", [f"{rate:g} requests/s" for rate in RATES])
-    report.line("---", ["--:"] * len(RATES))
+    report.line(
+        f"bake {BAKE:.0f} s; median time to the verdict", [*(f"{rate:g} requests/s" for rate in RATES), "clients lose"]
+    )
+    report.line("---", ["--:"] * (len(RATES) + 1))
     for row in EXPECTED:
         report.worse(row, RATES, worse)
     report.equal("as good as old, 0 to 10 % fail: taken back", EQUAL, BAKE, equal)

@@ -208,7 +208,9 @@ class Guard(ServerFeature):
                 evidence.old = trial.old
                 self._evidence[id] = trial.files, evidence
                 self._reruns.watch(evidence)
-                found[trial.new] = Trial(trial.old, evidence.on_end, trial.settings.repeats)
+                found[trial.new] = Trial(
+                    trial.old, evidence.on_end, trial.settings.repeats, nonfinite_fails=evidence.nonfinite_fails
+                )
         for _, evidence in before.values():
             self._forget(evidence)
         if found.keys() != self._trials.get(name, found).keys() or not found:
