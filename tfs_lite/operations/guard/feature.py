@@ -25,6 +25,7 @@ from tfs_lite.operations.guard.trial import (
     BakeEnded,
     Command,
     Effect,
+    Items,
     Judgement,
     Lifted,
     Outcome,
@@ -34,6 +35,7 @@ from tfs_lite.operations.guard.trial import (
     TrialSettings,
     WayBackFailed,
     WouldTakeBack,
+    guarded,
 )
 from tfs_lite.server.feature import ServerFeature
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, ModelGone
@@ -128,6 +130,13 @@ class Guard(ServerFeature):
     def listen(self, listener: OnReport) -> None:
         """Calls ``listener`` with the model and each effect from now on, on the guard's thread or that of a command."""
         self._listeners = (*self._listeners, listener)
+
+    def guarded(self, name: str, items: Items) -> Items:
+        """The list that goes on to the manager where the source has this one, as trials stand now. Asks the disk."""
+        listed = {item.id.version for item in items}
+        there = {} if self._stage.state(name).at_rest else (self._look(name) or {})
+        unlisted = {version: item for version, item in there.items() if version not in listed}
+        return guarded(items, self._stage.state(name), unlisted)
 
     def rejected(self, name: str) -> Mapping[int, Status]:
         return self._stage.rejected(name)
