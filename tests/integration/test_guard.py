@@ -154,6 +154,18 @@ def test_rollback_outlasts_a_restart_and_the_next_push_undoes_it(tmp_path: Path)
         found.wait_answer(4)
 
 
+def test_rollback_to_a_copied_version_whose_digests_nobody_has_checked(tmp_path: Path) -> None:
+    for version in (1, 2):
+        put(tmp_path / "elsewhere", version)
+    shutil.copytree(tmp_path / "elsewhere" / "m" / "2", tmp_path / "m" / "2")
+    with guarded(tmp_path, bake_seconds=None) as found:
+        assert found.served.version() == 2
+        shutil.copytree(tmp_path / "elsewhere" / "m" / "1", tmp_path / "m" / "1")
+        found.say(Verb.ROLLBACK)
+        found.wait_answer(1)
+        found.wait_states(v1=AVAILABLE, v2=END)
+
+
 def test_rollback_below_a_corrupt_newest_version(tmp_path: Path) -> None:
     for version in (1, 2):
         put(tmp_path, version)
