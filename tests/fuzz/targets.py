@@ -26,7 +26,7 @@ from targets_onnx import onnx
 from targets_programs import program
 from targets_v2 import TARGETS_V2, use_settings
 
-from tfs_lite.adapters.replay import replay_of_body, replay_of_log
+from tfs_lite.adapters.replay.requests import replay_of_body, replay_of_log
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.server_files import parse_batching_parameters, parse_monitoring_config, parse_ssl_config
 from tfs_lite.config.settings import Settings

@@ -17,7 +17,7 @@
     signatures, labels, reshape   what a config adds to a model: more signatures, class labels, other dimensions
     warmup              the requests of a version's config and warm-up file, run before clients can send any
     model_warmup        Triton's ``model_warmup``: runs of every instance
-    replay              runs a recorded request as the server would; ``warmup`` uses it
+    replay/             recorded requests: run as the server would, and held against their recorded answers
     saving/             ``tfs_lite.save``
 
 Only this package imports torch for models. No file is trusted before it was inspected: archives are read without torch

@@ -12,7 +12,7 @@ from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.opening import Platform, VersionFiles, shown
 from tfs_lite.config.batching import VERSION_FILE
 from tfs_lite.config.model import ModelSettings, files_beside
-from tfs_lite.core.manifest import MANIFEST_NAME, is_about, is_litter, is_looked_at
+from tfs_lite.core.manifest import MANIFEST_NAME, REPLAY_FILE, REPLAY_NAME, is_about, is_litter, is_looked_at
 from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found
 from tfs_lite.protocols.tensorflow.prediction_log import WARMUP_DIRECTORY
 
@@ -20,17 +20,38 @@ UNREAD = "files of the version that are not read, and so have no effect"
 _OF_ALL = frozenset({MANIFEST_NAME, VERSION_FILE})
 _FOLDER_OF_ALL = f"{WARMUP_DIRECTORY}/"
 _ARCHIVES = (".pt2", ".pt")
+_ELSEWHERE = {
+    ".mar": "an archive of TorchServe: docs/from-torchserve.md says how its model is served",
+    ".pth": "weights without their module: docs/saving.md says how a module is saved",
+    ".ckpt": "a checkpoint, which has weights without their module: docs/saving.md says how a module is saved",
+    ".bin": "weights without what describes the model: save it anew with save_pretrained or tfs_lite.save",
+    ".safetensors": "weights without what describes the model: config.json or model.py has to lie beside them",
+    ".pkl": "a pickle, which may run any code: docs/python-models.md says how such a model is served",
+    ".joblib": "a pickle, which may run any code: docs/python-models.md says how such a model is served",
+    ".keras": "a model of Keras: export it as a SavedModel, or as ONNX",
+    ".h5": "a model of Keras: export it as a SavedModel, or as ONNX",
+    ".tflite": "a model for LiteRT: export the model that it was made from as a SavedModel, or as ONNX",
+    ".xml": "a model of OpenVINO: export the model that it was made from as ONNX, or save its module",
+    ".plan": "an engine of TensorRT: save the module that it was made from, or export it as ONNX",
+    ".engine": "an engine of TensorRT: save the module that it was made from, or export it as ONNX",
+    ".gguf": "a language model for llama.cpp: docs/language-models.md says which files are served",
+}
+"""What other servers and libraries call their models, by the ending of the name, and what to do with such a file."""
 logger = logging.getLogger(__name__)
 
 
 def read_version(directory: str) -> VersionFiles:
-    """Lists a version's directory. NOT_FOUND if it is not there. A damaged archive counts with its own size."""
+    """Lists a version's directory. NOT_FOUND if it is not there. A damaged archive counts with its own size,
+    and recorded answers, which no model holds, not at all."""
     names, members, unpacked = set[str](), frozenset[str](), 0
+    recorded = os.path.join(directory, os.path.dirname(REPLAY_FILE))
     if not os.path.isdir(directory):
         raise not_found(f"version {os.path.basename(directory)}: its directory is gone")
     for folder, folders, files in os.walk(directory):
         folders[:] = [name for name in folders if not is_litter(name)]
         for name in filter(is_looked_at, files):
+            if folder == recorded and name == REPLAY_NAME:
+                continue
             size, found = _look_into(os.path.join(folder, name))
             unpacked += size
             if folder == directory:
@@ -57,7 +78,9 @@ def choose_platform(files: VersionFiles, wanted: str, platforms: Mapping[str, Pl
     if not found:
         expected = ", ".join(sorted({platform.artefact for platform in platforms.values() if platform.artefact}))
         over = "".join(f"; platform {name} was passed over: {error}" for name, error in raised.items())
-        raise _none(f"no platform serves what the version holds ({_shown(files)}); expected {expected}{over}")
+        raise _none(
+            f"no platform serves what the version holds ({_shown(files)}); expected {expected}{_advice(files)}{over}"
+        )
     if len(found) > 1:
         raise _none(
             f"the files fit several platforms ({', '.join(sorted(found))}): set platform in config.pbtxt or config.yaml"
@@ -112,6 +135,12 @@ def _look_into(path: str) -> tuple[int, frozenset[str]]:
     except ServingError:
         pass
     return size, frozenset()
+
+
+def _advice(files: VersionFiles) -> str:
+    """What to do with the first file that other servers or libraries would open; it follows on a sentence."""
+    known = ((name, _ELSEWHERE.get(os.path.splitext(name)[1].lower())) for name in sorted(files.names))
+    return next((f"; {name} is {what}" for name, what in known if what), "")
 
 
 def _shown(files: VersionFiles) -> str:

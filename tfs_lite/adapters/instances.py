@@ -110,7 +110,7 @@ def difference(have: Sequence[InstanceGroup], wanted: Sequence[InstanceGroup]) -
 
 
 def differ_in_instances_only(old: ModelSettings, new: ModelSettings) -> bool:
-    """Whether opening and closing instances is all that the change needs. The version policy is not part of a
-    version."""
-    alike = {"instance_group": (), "version_policy": None, "name": ""}
+    """Whether opening and closing instances is all that the change needs. The version policy and the guard are not part
+    of a version."""
+    alike = {"instance_group": (), "version_policy": None, "name": "", "guard": None}
     return old.model_copy(update=alike) == new.model_copy(update=alike)

@@ -1,7 +1,7 @@
 """The loader of every platform: trust, device, memory and worker are the same for all of them.
 
     find the platform -> may its files be loaded? -> open on the device, once per instance -> add the signatures
-    -> pass the models to the servable factory -> warm up the servable
+    -> pass the models to the servable factory -> warm up the servable -> hold it against recorded answers
 
 A version of a composed platform has nothing to open: the factory gets no models, and makes the servable of others.
 Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all. Who loads
@@ -90,7 +90,8 @@ class AdapterSettings:
 
     ``opens`` opens the instances of a version; ``model_settings`` finds the config of a version by its directory and
     the model's name (None: there are no configs); ``warm_models`` and ``warm_up`` run the first requests on the models
-    and, as the last step of the load, on the servable. Errors of all of them fail the load. ``drop_file_caches``
+    and then on the servable; ``gate`` decides, as the last step of the load, whether the version may answer. Errors of
+    all of them fail the load. ``drop_file_caches``
     removes loaded files from the system's cache. ``worker``: where instances live whose config does not say.
     ``measured`` knows what versions took; ``gpus`` what they have reserved on each GPU; ``batch_rows`` which numbers of
     rows batches of a version will mostly have.
@@ -103,6 +104,7 @@ class AdapterSettings:
     trusted: TrustedPaths = NO_TRUST
     model_settings: Callable[[str, str], ModelSettings | None] | None = None
     warm_up: Callable[[Servable, OpenRequest], None] | None = None
+    gate: Callable[[Servable, OpenRequest], None] | None = None
     drop_file_caches: bool = False
     warm_models: Callable[[Sequence[Model], OpenRequest], None] | None = None
     worker: str = "auto"
@@ -331,6 +333,8 @@ class ArtifactLoader(Loader):
             raise
         try:
             self._warm_up(servable, request)
+            if self._settings.gate is not None:
+                self._settings.gate(servable, request)
         except BaseException:
             servable.close()
             raise

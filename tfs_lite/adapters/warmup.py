@@ -8,34 +8,23 @@ load, on its thread; a request that is refused or fails makes the load fail.
 from __future__ import annotations
 
 import logging
-import os
-import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from tfs_lite.adapters.opening import OpenRequest
-from tfs_lite.adapters.replay import Replay, replay_of_body, replay_of_log
+from tfs_lite.adapters.replay.files import naming, open_records, records_of
+from tfs_lite.adapters.replay.requests import Replay, replay_of_body, replay_of_log
 from tfs_lite.config.signatures import WarmupRequest
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import OK, ServingError, Status, StatusCode, invalid_argument, status_of
-from tfs_lite.protocols.tensorflow.prediction_log import (
-    MAX_LOG_BYTES,
-    MAX_WARMUP_RECORDS,
-    WARMUP_DIRECTORY,
-    WARMUP_FILE,
-    logged_request,
-    parse_log,
-)
-from tfs_lite.protocols.tfrecord import read_records
+from tfs_lite.core.status import OK, Status, invalid_argument, status_of
+from tfs_lite.protocols.tensorflow.prediction_log import MAX_WARMUP_RECORDS, WARMUP_FILE, logged_request, parse_log
 
-MAX_FILE_BYTES = 4 << 30
 SECONDS_PER_RUN = 600.0
 """How long one run of the model may take: long, because a first run may compile."""
 
+_HINT = ". Please verify your warmup data is in TFRecord format"
 logger = logging.getLogger(__name__)
 
 
@@ -95,14 +84,14 @@ class Warmup:
                 self._report(WarmupReport(request.id, seconds, progress.records, status, request.files.directory))
 
     def _run_file(self, servable: Servable, directory: str, progress: _Progress) -> None:
-        file = open_file(directory)
+        file = open_records(directory, WARMUP_FILE)
         if file is None:
             return
         progress.found = True
         with file:
-            for number, data in enumerate(_records(file), 1):
+            for number, data in enumerate(records_of(file, WARMUP_FILE, _HINT), 1):
                 progress.records += 1
-                with _named(f"{WARMUP_FILE}: record {number}"):
+                with naming(f"{WARMUP_FILE}: record {number}"):
                     self._run_record(servable, data)
                     if number > MAX_WARMUP_RECORDS:
                         raise invalid_argument(f"Number of warmup records exceeds the maximum ({MAX_WARMUP_RECORDS})")
@@ -116,7 +105,7 @@ class Warmup:
         for index, row in enumerate(rows):
             progress.found = True
             progress.records += 1
-            with _named(f"warmup[{index}] of the config"):
+            with naming(f"warmup[{index}] of the config"):
                 self._repeat(servable, replay_of_body(servable.signatures, row.body), row.count)
 
     def _repeat(self, servable: Servable, replay: Replay, times: int) -> None:
@@ -137,65 +126,3 @@ class _Progress:
 
     found: bool = False
     records: int = 0
-
-
-def open_file(directory: str) -> BinaryIO | None:
-    """The warm-up file of a version, opened; None if it has none. INVALID_ARGUMENT for a link, anything but a plain
-    file, or a file that is too large; UNAVAILABLE if it cannot be read."""
-    path = os.path.join(directory, WARMUP_FILE)
-    try:
-        if os.path.islink(os.path.dirname(path)):
-            raise _unfit(f"{WARMUP_DIRECTORY} is a link")
-        _check(os.lstat(path))
-        file = open(path, "rb", opener=_open_plain)  # noqa: SIM115 - the caller closes it
-        try:
-            _check(os.fstat(file.fileno()))
-        except BaseException:
-            file.close()
-            raise
-        return file
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise _unreadable(error) from None
-
-
-def _open_plain(path: str, flags: int) -> int:
-    """Opens a file; neither follows a link nor blocks, in case the file has been replaced since it was checked."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def _check(status: os.stat_result) -> None:
-    if stat.S_ISLNK(status.st_mode):
-        raise _unfit("it is a link")
-    if not stat.S_ISREG(status.st_mode):
-        raise _unfit("it is no file but something else")
-    if status.st_size > MAX_FILE_BYTES:
-        raise _unfit(f"it has {status.st_size} bytes, at most {MAX_FILE_BYTES} are allowed")
-
-
-def _records(file: BinaryIO) -> Iterator[bytes]:
-    try:
-        yield from read_records(file, MAX_LOG_BYTES)
-    except ServingError as error:
-        hint = ". Please verify your warmup data is in TFRecord format" if error.code is StatusCode.DATA_LOSS else ""
-        raise ServingError(error.code, f"{WARMUP_FILE}: {error}{hint}") from None
-    except OSError as error:
-        raise _unreadable(error) from None
-
-
-@contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Puts ``what`` failed in front of an error's message."""
-    try:
-        yield
-    except ServingError as error:
-        raise ServingError(error.code, f"{what}: {error}") from None
-
-
-def _unfit(reason: str) -> ServingError:
-    return invalid_argument(f"{WARMUP_FILE} has to be a plain file of the version: {reason}")
-
-
-def _unreadable(error: OSError) -> ServingError:
-    return ServingError(StatusCode.UNAVAILABLE, f"{WARMUP_FILE} cannot be read: {error.strerror}")

@@ -159,6 +159,22 @@ FLAGS: tuple[Flag, ...] = (
         words="availability|resource",
     ),
     _versions(
+        "bake_seconds",
+        _INT,
+        0,
+        "trial of a new version: the old one stays in memory and answers what fails; 60 to 86400; 0: none",
+        minimum=0,
+        maximum=86400,
+    ),
+    _versions("bake_requests", _INT, 0, "a trial also waits for so many answers, a day at most", minimum=0),
+    _versions(
+        "bake_verdict",
+        _STRING,
+        "revert",
+        "take a version back that proves worse in its trial, or only tell of it",
+        words="revert|tell",
+    ),
+    _versions(
         "file_system_poll_wait_seconds", _INT, 1, "seconds between looks for new versions; 0: look once; below 0: never"
     ),
     _versions(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
 
 from tfs_lite.config.settings import Settings, problem
 from tfs_lite.config.signatures import Name
@@ -132,3 +132,22 @@ def _none(values: tuple[object, ...]) -> tuple[object, ...]:
 
 NoBatchInputs = Annotated[tuple[BatchInput, ...], AfterValidator(_none)]
 NoBatchOutputs = Annotated[tuple[BatchOutput, ...], AfterValidator(_none)]
+
+
+class Agent(Settings):
+    """A plugin that changes a model's files before they are loaded."""
+
+    name: Name
+    parameters: Mapping[StrictStr, StrictStr] = {}
+
+
+class RepositoryAgents(Settings):
+    """Always empty: files are served as they are."""
+
+    agents: tuple[Agent, ...] = ()
+
+    @model_validator(mode="after")
+    def _none(self) -> RepositoryAgents:
+        if self.agents:
+            raise problem("is not supported; leave it out", "agents")
+        return self

@@ -11,21 +11,30 @@ Every function raises a :func:`~tfs_lite.config.settings.problem` whose path beg
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from tfs_lite.config.ensemble import PLATFORM, EnsembleScheduling, check_graph
-from tfs_lite.config.inert import ModelMetrics, ModelOperations, NoBatchInputs, NoBatchOutputs, Optimization
+from tfs_lite.config.guard import GuardSettings, parameter_text, with_guard_apart
+from tfs_lite.config.inert import (
+    ModelMetrics,
+    ModelOperations,
+    NoBatchInputs,
+    NoBatchOutputs,
+    Optimization,
+    RepositoryAgents,
+)
+from tfs_lite.config.model_server import VersionPolicy
 from tfs_lite.config.model_warmup import WARMUP_FOLDER, ModelWarmup, check_model_warmup
 from tfs_lite.config.replicas import AutoscalingConfig
-from tfs_lite.config.repository_policy import (
-    RepositoryAgents,
+from tfs_lite.config.scheduling import (
+    DynamicBatching,
+    InstanceGroup,
     ResponseCacheSettings,
     TransactionPolicy,
-    VersionPolicySettings,
+    check_instances,
 )
-from tfs_lite.config.scheduling import DynamicBatching, InstanceGroup, check_instances
 from tfs_lite.config.sequence import FLATTEN_PARAMETER, SequenceBatching
 from tfs_lite.config.settings import FieldPath, Settings, nearest, problem
 from tfs_lite.config.signatures import ModelSignature, Name, WarmupRequest, check_warmup, file_below
@@ -35,15 +44,6 @@ from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tenso
 __all__ = ["ModelSettings", "ModelTensor", "control_names", "hidden_outputs", "signature_of", "state_names"]
 
 BATCH_SYMBOL = "batch"
-
-
-def _parameter(value: object) -> object:
-    """A parameter is a text. Messages wrap it in ``string_value``; YAML may write numbers and booleans bare."""
-    if isinstance(value, dict) and set(value) <= {"string_value"}:
-        value = value.get("string_value", "")
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int | float) else value
 
 
 class ModelSettings(Settings):
@@ -58,7 +58,7 @@ class ModelSettings(Settings):
     default_model_filename: Annotated[StrictStr, AfterValidator(file_below)] = ""
     cc_model_filenames: Mapping[StrictStr, Annotated[StrictStr, AfterValidator(file_below)]] = {}
     """File names by compute capability of the device. They are kept and have no effect."""
-    version_policy: VersionPolicySettings | None = None
+    version_policy: VersionPolicy | None = None
     """The versions that are served, where the server's own config does not say."""
     max_batch_size: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
     """The most rows of one run; 0: the artefact decides whether there is a batch dimension."""
@@ -67,7 +67,10 @@ class ModelSettings(Settings):
     batch_input: NoBatchInputs = ()
     """Always empty, as is ``batch_output``."""
     batch_output: NoBatchOutputs = ()
-    parameters: Mapping[StrictStr, Annotated[StrictStr, BeforeValidator(_parameter)]] = {}
+    parameters: Mapping[StrictStr, Annotated[StrictStr, BeforeValidator(parameter_text)]] = {}
+    """Parameters of the platform."""
+    guard: GuardSettings = GuardSettings()
+    """The parameters ``guard.*``."""
     dynamic_batching: DynamicBatching | None = None
     """None means that the config does not mention batching."""
     sequence_batching: SequenceBatching | None = None
@@ -93,6 +96,11 @@ class ModelSettings(Settings):
     """Ways to call the model in addition to its own, which stays ``serving_default`` unless that key is among these."""
     warmup: Annotated[tuple[WarmupRequest, ...], AfterValidator(check_warmup)] = ()
     """The requests that a version answers before it becomes available."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _guard_apart(cls, data: Any) -> Any:
+        return with_guard_apart(data)
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ModelSettings:

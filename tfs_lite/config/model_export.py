@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.json_format import ParseDict
 
 from tfs_lite.config.ensemble import LATEST, PLATFORM
+from tfs_lite.config.guard import guard_parameters
 from tfs_lite.config.model import ModelSettings, control_names, hidden_outputs, state_names
 from tfs_lite.config.sequence import MAX_CANDIDATES
 from tfs_lite.config.tensors import UNSAID
@@ -59,7 +60,7 @@ def config_message(
 def _plain(settings: ModelSettings) -> dict[str, Any]:
     """The settings as plain values, in the form of the message."""
     fields: dict[str, Any] = _dumped(settings.model_dump(exclude_unset=True, by_alias=True))
-    parameters = fields.pop("parameters", {})
+    parameters = fields.pop("parameters", {}) | guard_parameters(fields.pop("guard", {}))
     fields["parameters"] = {key: {"string_value": value} for key, value in parameters.items()}
     latest = (fields.get("version_policy") or {}).get("latest")
     if latest:

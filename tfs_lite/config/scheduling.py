@@ -66,6 +66,18 @@ Level = Annotated[int, Field(ge=1, lt=2**64)]
 PreferredSize = Annotated[StrictInt, Field(ge=1, lt=2**31)]
 
 
+class TransactionPolicy(Settings):
+    """``decoupled``: a request may have any number of answers."""
+
+    decoupled: StrictBool = False
+
+
+class ResponseCacheSettings(Settings):
+    """``enable``: the answer to an equal request may be given again, if the server has a cache."""
+
+    enable: StrictBool = False
+
+
 class ModelQueuePolicy(Settings):
     """The rules by which the calls of one priority wait."""
 

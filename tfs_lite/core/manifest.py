@@ -34,6 +34,12 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
 MODEL_SETTINGS_FILES = ("config.pbtxt", "config.yaml")
 """The names of a model's own config, in a version or beside its versions."""
+REPLAY_NAME = "replay.tfrecord"
+REPLAY_FILE = f"assets.extra/{REPLAY_NAME}"
+"""Recorded answers that a version is held against: a file beside the versions, and one in a version by its path."""
+FILES_ABOUT_LOADS = (*MODEL_SETTINGS_FILES, REPLAY_FILE)
+FILES_ABOUT_LOADS_BESIDE = (*MODEL_SETTINGS_FILES, REPLAY_NAME)
+"""The files that say how versions are loaded and are no part of one, by their paths in a version and beside them."""
 MAX_FILES = 10_000
 _LITTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "lost+found", "__pycache__", "@eadir", "$recycle.bin"})
 """File names in small letters. Hidden files are litter too, and so is what editors leave (``model.py~``,
@@ -131,13 +137,18 @@ class Tree:
 
     @property
     def version(self) -> Tree:
-        """The files that make the version: without configs and without what is being copied."""
-        return replace(self, files=tuple(f for f in self.files if not (f.is_partial or f.name in MODEL_SETTINGS_FILES)))
+        """The files that make the version: without configs, recorded answers, and what is being copied."""
+        return replace(self, files=tuple(f for f in self.files if not (f.is_partial or f.name in FILES_ABOUT_LOADS)))
 
     @property
     def configs(self) -> Tree:
-        """The configs alone."""
-        return replace(self, files=tuple(file for file in self.files if file.name in MODEL_SETTINGS_FILES))
+        """The configs and recorded answers alone."""
+        return replace(self, files=tuple(file for file in self.files if file.name in FILES_ABOUT_LOADS))
+
+    @property
+    def has_config(self) -> bool:
+        """Whether there is a config among the files."""
+        return any(file.name in MODEL_SETTINGS_FILES for file in self.files)
 
     def differences(self, other: Tree) -> list[str]:
         """The names of the files that are not the same in both, in order."""

@@ -65,6 +65,7 @@ class Reason(enum.Enum):
     GPU_FAILED = "a GPU failed, which this process cannot use any more"
     OVERDUE = "a load or an unload has taken longer than its bound and goes on"
     DISK_HANGS = "a look at the disk has not answered in time and is still waited for"
+    HELD_BACK = "recorded answers or its signature keep a version from answering"
     WAITS_FOR_PLACE = "a version cannot be loaded before the cluster has room for its replicas"
 
 

@@ -82,12 +82,14 @@ class Shadow:
 class Trial:
     """The pair of a trial. ``on_end`` takes how each request ended on the new version; called on the event loop, short,
     and must not raise. ``may_shield``: whether the old version may be asked, and requests may run again later.
-    ``shadow``: while the new version does not answer yet."""
+    ``shadow``: while the new version does not answer yet. ``nonfinite_fails``: whether NaN and inf are failures, asked
+    after each answer that has any; both versions may mean them."""
 
     old: int
     on_end: Callable[[TrialEnding], None]
     may_shield: bool = True
     shadow: Shadow | None = None
+    nonfinite_fails: Callable[[], bool] = lambda: True
 
 
 Trials = Mapping[str, Mapping[int, Trial]]

@@ -237,6 +237,11 @@ class AspiredVersionsManager(TargetBase[Loader]):
         """Puts another load of a ready version in its place; see :meth:`BasicManager.replace_servable`."""
         self._manager.replace_servable(data, done)
 
+    def hold(self, servable_id: ServableId, held: bool) -> None:
+        """Keeps the version from answering requests for the latest one, or no longer does; see
+        :meth:`ServingMap.hold`."""
+        self._manager.hold(servable_id, held)
+
     def list_available_servable_ids(self) -> list[ServableId]:
         return self._manager.list_available_servable_ids()
 

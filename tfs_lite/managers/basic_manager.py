@@ -288,6 +288,11 @@ class BasicManager:
         RESOURCE_EXHAUSTED or the loader's error. There are no further attempts, and no events."""
         self._replacements.request(data, done)
 
+    def hold(self, servable_id: ServableId, held: bool) -> None:
+        """Keeps the version from answering requests for the latest one, or no longer does; see
+        :meth:`ServingMap.hold`."""
+        self._serving_map.hold(servable_id, held)
+
     @property
     def is_unload_waiting(self) -> bool:
         """Whether a version has no users any more and waits for a thread that unloads it."""

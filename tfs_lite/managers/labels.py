@@ -6,10 +6,11 @@ by each accepted config. :func:`check_labels` decides, without effects, whether 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Set
 
 from tfs_lite.core.servable import ModelRef, ServableId
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.core.status import ServingError, Status, StatusCode, failed_precondition, invalid_argument
 
 Labels = Mapping[str, Mapping[str, int]]
 """Model -> label -> version."""
@@ -20,47 +21,107 @@ def check_labels(
     current: Labels,
     is_available: Callable[[ServableId], bool],
     *,
+    rejected: Callable[[str], Mapping[int, Status]] = lambda model: {},
+    brought: Callable[[str], Set[int]] = lambda model: frozenset(),
     allow_unavailable: bool = False,
     first_config: bool = False,
 ) -> None:
-    """Raises FAILED_PRECONDITION if a label of ``wanted`` is new or moves, to a version that is not available.
+    """Raises FAILED_PRECONDITION if a label of ``wanted`` is new or moves, to a version that is not available, or that
+    is ``rejected``: kept from answering, with the reason.
 
-    A label that stays where it is, is no reason to refuse: what its version does has nothing to do with the config. Two
-    more kinds are accepted: with ``allow_unavailable`` a new label, and any label of the server's first config, which
-    applies as soon as its version is available.
+    A label that stays where it is, is no reason to refuse: what its version does has nothing to do with the config.
+    Three more kinds are accepted, which apply as soon as their version is available: a label to a version that the same
+    config brings, because it names it (``brought``), a new label with ``allow_unavailable``, and any label of the
+    server's first config.
     """
     for model, labels in wanted.items():
         known = current.get(model, {})
         for label, version in labels.items():
-            accepted = first_config or known.get(label) == version or (allow_unavailable and label not in known)
-            if not accepted and not is_available(ServableId(model, version)):
+            if first_config or known.get(label) == version:
+                continue
+            if (why := rejected(model).get(version)) is not None:
                 raise failed_precondition(
                     f'Request to assign label "{label}" to version {version} of model "{model}", '
-                    "which is not currently available for inference"
+                    f"which must not answer: {why.message}; to load it again: tfs-lite guard retry {model}@{version}"
                 )
+            is_new = label not in known
+            if version in brought(model) or (allow_unavailable and is_new) or is_available(ServableId(model, version)):
+                continue
+            raise failed_precondition(
+                f'Request to assign label "{label}" to version {version} of model "{model}", '
+                "which is not currently available for inference; if there is such a version on disk, the same config "
+                f"can load it and then move the label: model_version_policy {{ specific {{ versions: {version} }} }}, "
+                "with every other version that is to stay"
+            )
 
 
 class VersionLabels:
-    """The labels that count now. The table is replaced as a whole, so readers need no lock."""
+    """The labels that count now. What readers see is replaced as a whole, so they need no lock.
+
+    A label that moves to a version which is not available yet means the version of before until then, if there was one.
+    """
 
     def __init__(self) -> None:
+        self._changing = threading.Lock()  # guards the writes of the fields below
         self._table: dict[str, dict[str, int]] | None = None
+        self._before: Labels = {}  # of labels that wait for their version, the one that they mean until then
 
     @property
     def table(self) -> Labels:
         return self._table or {}
 
-    def replace(self, table: Labels) -> None:
+    @property
+    def waiting(self) -> Labels:
+        """The labels that wait for their version, each with the one that it means until then."""
+        return self._before
+
+    def replace(self, table: Labels, is_available: Callable[[ServableId], bool] = lambda servable_id: True) -> None:
         """Puts a checked table in force; labels that it does not mention are gone."""
-        self._table = {model: dict(labels) for model, labels in table.items()}
+        with self._changing:
+            before = {
+                model: {
+                    label: meant
+                    for label, version in labels.items()
+                    if (meant := self._meaning(model, label)) not in (None, version)
+                }
+                for model, labels in table.items()
+            }
+            self._before = {model: labels for model, labels in before.items() if labels}
+            self._table = {model: dict(labels) for model, labels in table.items()}
+        for model, labels in self._before.items():
+            for version in {table[model][label] for label in labels}:
+                if is_available(ServableId(model, version)):
+                    self.arrived(ServableId(model, version))
+
+    def arrived(self, servable_id: ServableId) -> None:
+        """The version is available: labels that wait for it mean it now. Any thread; short."""
+        name = servable_id.name
+        if name not in self._before:
+            return
+        with self._changing:
+            table = self.table.get(name, {})
+            left = {
+                label: before
+                for label, before in self._before.get(name, {}).items()
+                if table.get(label) != servable_id.version
+            }
+            others = {model: labels for model, labels in self._before.items() if model != name}
+            self._before = {**others, name: left} if left else others
+
+    def _meaning(self, model: str, label: str) -> int | None:
+        found = self._before.get(model, {}).get(label)
+        return self.table.get(model, {}).get(label) if found is None else found
 
     def version(self, ref: ModelRef) -> int | None:
-        """The version that a reference asks for, by number or by label; None: any. Errors as of :meth:`resolve`."""
-        return ref.version if ref.label is None else self.resolve(ref.name, ref.label)
+        """The version that a reference means now, by number or by label; None: any. Errors as of :meth:`resolve`."""
+        if ref.label is None:
+            return ref.version
+        version = self.resolve(ref.name, ref.label)
+        return self._before.get(ref.name, {}).get(ref.label, version) if self._before else version
 
     def resolve(self, model: str, label: str) -> int:
-        """The version that the label names. INVALID_ARGUMENT for an unknown label, UNAVAILABLE before the first
-        table."""
+        """The version that the label names in the table. INVALID_ARGUMENT for an unknown label, UNAVAILABLE before the
+        first table."""
         if self._table is None:
             raise ServingError(StatusCode.UNAVAILABLE, f'Model labels does not init yet (model "{model}")')
         labels = self._table.get(model, {})

@@ -8,7 +8,7 @@ each version counts its own handles, so a long request holds up the unloading of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from typing import Any
 
 from tfs_lite.core.handle import ServableHandle
@@ -52,9 +52,9 @@ class _ServedStream:
 
     __slots__ = ("latest", "versions")
 
-    def __init__(self, versions: dict[int, _ServedVersion]) -> None:
+    def __init__(self, versions: dict[int, _ServedVersion], held: Set[int]) -> None:
         self.versions = versions
-        self.latest = versions[max(versions)]
+        self.latest = versions[max(versions.keys() - held, default=max(versions))]
 
 
 class ServingMap:
@@ -63,11 +63,12 @@ class ServingMap:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _streams and the counts of every entry; nothing is called under it
         self._streams: dict[str, _ServedStream] = {}
+        self._held: dict[str, frozenset[int]] = {}  # versions, also such that are not ready; guarded by the lock too
         self._leaving: dict[_ServedVersion, None] = {}  # withdrawn, with live handles; guarded by the lock too
 
     def lookup(self, request: ModelRef) -> ServableHandle:
-        """A handle to the version that answers ``request`` now. "Latest" is the highest version number that is ready.
-        NOT_FOUND if there is none."""
+        """A handle to the version that answers ``request`` now. "Latest" is the highest version number that is ready
+        and not held, or the highest one if all are held. NOT_FOUND if there is none."""
         with self._lock:
             stream, version = self._streams.get(request.name), request.version
             if stream is not None:
@@ -83,7 +84,7 @@ class ServingMap:
             if servable_id.version in versions:
                 raise ValueError(f"{servable_id} is already being served")
             versions[servable_id.version] = _ServedVersion(servable_id, servable, self._lock)
-            self._streams[servable_id.name] = _ServedStream(versions)
+            self._keep(servable_id.name, versions)
 
     def replace(self, servable_id: ServableId, servable: Any, on_drained: Callable[[], None]) -> None:
         """Lets lookups find ``servable`` from now on for the version, which is in the map: no lookup fails meanwhile.
@@ -92,7 +93,7 @@ class ServingMap:
             versions = self._versions(servable_id.name)
             entry = versions[servable_id.version]
             versions[servable_id.version] = _ServedVersion(servable_id, servable, self._lock)
-            self._streams[servable_id.name] = _ServedStream(versions)
+            self._keep(servable_id.name, versions)
             drained = self._leave(entry, on_drained)
         if drained is not None:
             drained()
@@ -103,13 +104,20 @@ class ServingMap:
         with self._lock:
             versions = self._versions(servable_id.name)
             entry = versions.pop(servable_id.version)
-            if versions:
-                self._streams[servable_id.name] = _ServedStream(versions)
-            else:
-                del self._streams[servable_id.name]
+            self._keep(servable_id.name, versions)
             drained = self._leave(entry, on_drained)
         if drained is not None:
             drained()
+
+    def hold(self, servable_id: ServableId, held: bool) -> None:
+        """Keeps the version from being the latest, or no longer does; by its number it answers. It need not be ready,
+        and stays held until a call says otherwise."""
+        with self._lock:
+            name, version = servable_id.name, frozenset((servable_id.version,))
+            known = self._held.pop(name, frozenset())
+            if after := known | version if held else known - version:
+                self._held[name] = after
+            self._keep(name, self._versions(name))
 
     def _leave(self, entry: _ServedVersion, on_drained: Callable[[], None]) -> Callable[[], None] | None:
         """The callback to call at once, if the entry is unused. Called with the lock held."""
@@ -162,6 +170,13 @@ class ServingMap:
         with self._lock:
             entries = [entry for entry in self._leaving if entry.handles and name in (None, entry.id.name)]
             return [entry.take() for entry in sorted(entries, key=lambda entry: entry.id)]
+
+    def _keep(self, name: str, versions: dict[int, _ServedVersion]) -> None:
+        """Makes these the versions of the name. Called with the lock held."""
+        if versions:
+            self._streams[name] = _ServedStream(versions, self._held.get(name, frozenset()))
+        else:
+            self._streams.pop(name, None)
 
     def _versions(self, name: str) -> dict[int, _ServedVersion]:
         """A copy to change. Called with the lock held."""

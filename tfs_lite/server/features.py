@@ -14,6 +14,7 @@ from tfs_lite.operations.admin.feature import admin
 from tfs_lite.operations.dashboard.feature import dashboard
 from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.failed_requests.feature import Failures
+from tfs_lite.operations.guard.feature import Guard
 from tfs_lite.operations.history.feature import LifecycleHistory
 from tfs_lite.operations.storage.feature import StorageMetrics
 from tfs_lite.operations.traces.feature import Traces
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 GROUP = "tfs_lite.features"
 FEATURES: tuple[MakeFeature, ...] = (
     LifecycleHistory,
+    Guard,
     StorageMetrics,
     Failures,
     Traces,

@@ -80,6 +80,10 @@ class Feature:
 
     # What it says about versions.
 
+    def accepted(self, id: ServableId) -> bool:
+        """Whether an operator takes the version as it is: neither its signature nor recorded answers hold it back."""
+        return False
+
     def silence(self, id: ServableId) -> Status:
         """The reason why a version that is available refuses every request, as far as the feature knows; OK if it does
         not."""
@@ -120,6 +124,7 @@ class Features:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._all: tuple[Feature, ...] = ()
+        self._rejecting: tuple[Feature, ...] = ()  # those that keep versions from answering: labels ask on each request
         self._failures = Counter(
             "tfs_lite_feature_failures", "Calls of a feature that raised.", ("feature", "what"), registry=registry
         )
@@ -138,6 +143,7 @@ class Features:
             if feature is not None:
                 made.append(feature)
                 self._all = (*made, *own)
+        self._rejecting = tuple(feature for feature in self if type(feature).rejected is not Feature.rejected)
 
     def find(self, kind: type[F]) -> F | None:
         """The feature of this class; None if there is none."""
@@ -183,8 +189,11 @@ class Features:
         return next((feature.trials for feature in self if feature.trials is not NO_TRIALS), NO_TRIALS)
 
     def rejected(self, name: str) -> Mapping[int, Status]:
-        found = self.ask("rejected", lambda feature: feature.rejected(name), self)
+        found = self.ask("rejected", lambda feature: feature.rejected(name), self._rejecting)
         return next((rejected for rejected in found if rejected), NOTHING_REJECTED)
+
+    def accepted(self, id: ServableId) -> bool:
+        return any(self.ask("accepted", lambda feature: feature.accepted(id), self))
 
     def publish(self, event: LifecycleEvent) -> None:
         self.ask(type(event).__name__, lambda feature: feature.on_event(event), self)

@@ -239,19 +239,22 @@ class ModelWaiter:
             missing = next((name for name in self._states.configured if not is_available(name)), "")
             return not missing
 
-        self._wait_until(holds)
+        self.wait_until(holds)
 
     def wait_for_available(self, names: Iterable[str]) -> None:
         """Returns when each of these models has a version that is available, or when closed."""
         wanted = list(names)
-        self._wait_until(lambda: all(self._states.report(name).available for name in wanted))
+        self.wait_until(lambda: all(self._states.report(name).available for name in wanted))
 
-    def _wait_until(self, holds: Callable[[], bool]) -> None:
+    def wait_until(self, holds: Callable[[], bool], ends: float | None = None) -> None:
+        """Returns when ``holds`` says so, which is asked after each change, at ``ends`` (in seconds of ``monotonic``),
+        or when closed."""
         while not self.closed:
             count = self._changes.count
-            if holds():
+            left = None if ends is None else ends - self._clock.monotonic()
+            if holds() or (left is not None and left <= 0):
                 return
-            self._changes.wait_since(count, None)
+            self._changes.wait_since(count, left)
 
     def close(self) -> None:
         """Any thread, also more than once."""

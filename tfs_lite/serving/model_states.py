@@ -45,10 +45,11 @@ def visible_versions(
     waiting: Mapping[int, str],
     last_attempt: Callable[[int], LoadAttempt | None],
     remarks: Mapping[int, Status] = MappingProxyType({}),
+    rejected: Mapping[int, Status] = MappingProxyType({}),
 ) -> tuple[VersionStatus, ...]:
     """Highest version first. A version that waits shows as START with the reason, unless the manager still has it; one
     between two attempts shows the last attempt's error, and one that is available, or whose load or unload is overdue,
-    what is remarked about it."""
+    what is remarked about it. One that is ``rejected`` shows why it must not answer, and as END unless it goes on."""
     found: dict[int, VersionStatus] = {}
     for version, timed in states.items():
         health = timed.state.health
@@ -62,6 +63,10 @@ def visible_versions(
     for version, reason in waiting.items():
         if version not in found or found[version].state is VersionState.END:
             found[version] = VersionStatus(version, VersionState.START, Status(StatusCode.UNAVAILABLE, reason))
+    for version, why in rejected.items():
+        known = found.get(version)
+        state = VersionState.END if known is None or known.state is VersionState.START else known.state
+        found[version] = VersionStatus(version, state, why)
     return tuple(found[version] for version in sorted(found, reverse=True))
 
 
@@ -79,8 +84,7 @@ def places_of(states: Mapping[int, TimedState], aspired: Iterable[int], report: 
     elif report.keeps:
         found = dict.fromkeys(available - report.on_disk, DIRECTORY_GONE)
     for version in available & report.stand_ins:
-        failed = ", ".join(str(each) for each in sorted(report.failed) if each > version)
-        found[version] = f"stands in for version {failed}, whose load failed"
+        found[version] = f"stands in for {report.stands_in_for(version)}"
     return found
 
 
@@ -105,9 +109,12 @@ class ModelStates:
         changes: ChangeNotifier,
         clock: Clock,
         silence: Callable[[ServableId], Status] = lambda servable_id: OK,
+        rejected: Callable[[str], Mapping[int, Status]] = lambda name: MappingProxyType({}),
     ) -> None:
-        """``silence``: why a version that is available refuses every request; OK: it does not."""
+        """``silence``: why a version that is available refuses every request; OK: it does not. ``rejected``: the
+        versions of a model that must not answer although they are on disk, and why."""
         self._silence = silence
+        self._rejected = rejected
         self._monitor = monitor
         self._journal = journal
         self._changes = changes
@@ -263,6 +270,7 @@ class ModelStates:
             source.waiting if source else {},
             lambda version: self.last_attempt(ServableId(name, version)),
             said | remarks | self._silences(name, states),
+            self._rejected(name),
         )
         passed_over = source.passed_over.items() if source else ()
         remark = "; ".join(f"{other} beside the versions is passed over: {why}" for other, why in passed_over)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from tfs_lite.config.guard import MAX_BAKE_SECONDS, MIN_BAKE_SECONDS
 from tfs_lite.config.replicas import CACHE_BYTES, DEFAULT_CLUSTER_NAME, RAY, ClusterOptions, port_range
 from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.serving.cache_size import cache_bytes
@@ -24,6 +25,7 @@ URL_IN_EXPLICIT_MODE = "in the model_control_mode explicit models are loaded fro
 CONTROL_MODES = ("poll", "none", "explicit")
 EVERY_MODEL = "*"
 VERSION_POLICIES = ("availability", "resource")
+BAKE_VERDICTS = ("revert", "tell")
 WORKERS = ("auto", "thread", "process", RAY)
 SANDBOXES = ("auto", "require", "off")
 SEND_BATCHES = ("expect", "greedy")
@@ -118,6 +120,13 @@ class ServerOptions:
     """A look at a disk that has not answered for so long hangs: the rest goes on without it."""
     aspired_version_policy: str = "availability"
     allow_version_labels_for_unavailable_models: bool = False
+    bake_seconds: int = 0
+    """Above 0: a version that is pushed is on trial for so long. The one before it stays loaded, and answers what fails
+    on the new one; one that proves worse is taken back. A model's ``guard.bake_seconds`` counts instead."""
+    bake_requests: int = 0
+    """A trial also waits for so many answers of the new version, a day at most."""
+    bake_verdict: str = "revert"
+    """A version that proves worse is taken back (``revert``), or events and explanations only tell of it (``tell``)."""
 
     # loading
     num_load_threads: int = 1
@@ -237,6 +246,7 @@ class ServerOptions:
         self._check_choice("model_control_mode", CONTROL_MODES)
         self._check_first_models()
         self._check_choice("aspired_version_policy", VERSION_POLICIES)
+        self._check_bake()
         self._check_choice("send_batches", SEND_BATCHES)
         self._check_choice("worker", WORKERS)
         self._check_choice("worker_sandbox", SANDBOXES)
@@ -288,6 +298,17 @@ class ServerOptions:
             _check_url("allowed_model_base_paths", url)
         if self.model_cache_dir and not self.model_cache_dir.startswith("/"):
             raise invalid_argument(f"model_cache_dir is {self.model_cache_dir!r}, expected an absolute path")
+
+    def _check_bake(self) -> None:
+        self._check_choice("bake_verdict", BAKE_VERDICTS)
+        if self.bake_seconds and not MIN_BAKE_SECONDS <= self.bake_seconds <= MAX_BAKE_SECONDS:
+            expected = f"0 (no trial) or {MIN_BAKE_SECONDS} to {MAX_BAKE_SECONDS}"
+            raise invalid_argument(f"bake_seconds is {self.bake_seconds}, expected {expected}")
+        if self.bake_seconds and self.aspired_version_policy == "resource":
+            raise invalid_argument(
+                f"bake_seconds is {self.bake_seconds} and aspired_version_policy is resource, which unloads the old "
+                "version before it loads the new one: nothing could answer in its place; set bake_seconds to 0"
+            )
 
     def _check_first_models(self) -> None:
         if self.load_model and not self.is_explicit:
@@ -376,6 +397,7 @@ _MINIMA = {
     "rest_api_idle_timeout_seconds": 0.1,
     "rest_api_read_timeout_seconds": 0.1,
     "rest_api_write_timeout_seconds": 0.1,
+    "bake_requests": 0,
     "num_load_threads": 0,
     "num_unload_threads": 0,
     "num_initial_load_threads": 1,

@@ -18,16 +18,19 @@ from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.model import Servable
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import ServingError, Status, StatusCode, failed_precondition
 from tfs_lite.core.threads import BoundedCalls
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
-from tfs_lite.managers.labels import VersionLabels, check_labels
+from tfs_lite.managers.labels import Labels, VersionLabels, check_labels
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.config_checks import (
     check_actual_platforms,
     check_models,
     check_versions_present,
     logged_models,
+    scan_policy,
     version_labels,
 )
 from tfs_lite.serving.lifecycle_events import (
@@ -42,6 +45,7 @@ from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import SourceChain, served_platforms
+from tfs_lite.sources.version_scan import SpecificPolicy
 from tfs_lite.storage.url import is_url
 
 T = TypeVar("T")
@@ -96,7 +100,9 @@ class Reloader:
         logs: RequestLogs,
         clock: Clock,
         publish: Callable[[LifecycleEvent], None],
+        rejected: Callable[[str], Mapping[int, Status]],
     ) -> None:
+        """``rejected``: the versions of a model that must not answer, and why."""
         self._options = options
         self._sources = sources
         self._manager = manager
@@ -106,6 +112,7 @@ class Reloader:
         self._logs = logs
         self._clock = clock
         self._publish = publish
+        self._rejected = rejected
         self._gone = GoneModels()
         self._disk_calls = BoundedCalls(options.disk_timeout_seconds)
         self._applying = threading.Lock()  # held by one caller of apply at a time, its wait included
@@ -211,14 +218,47 @@ class Reloader:
                 change = self._commit(config)
             at_urls = {model.name for model in config.models if is_url(model.base_path)}
             self._sources.wake(at_urls)  # also what the config does not change: storages are looked at once a minute
+            ends = self._clock.monotonic() + self._options.reload_timeout_seconds
             result = self._waiter.wait(change.awaited, self._options.reload_timeout_seconds, since=since)
+            labels = self._wait_for_labels(version_labels(config), ends)
         finally:
             self._applying.release()
         if self._waiter.closed:
             raise AppliedButIncomplete(ServingError(StatusCode.UNAVAILABLE, "the server is shutting down"))
         if result.error is not None:
             raise AppliedButIncomplete(result.error)
+        if labels:
+            raise AppliedButIncomplete(ServingError(StatusCode.UNKNOWN, "; ".join(labels)))
         return change.summary
+
+    def _wait_for_labels(self, wanted: Labels, ends: float) -> list[str]:
+        """Returns when every label means what the config says, with a sentence for each whose version has failed, or
+        has not come by ``ends``, in seconds of ``monotonic``."""
+        found: dict[tuple[str, str], str] = {}
+
+        def over() -> bool:
+            found.clear()
+            pending = False
+            for name, before in self._labels.waiting.items():
+                for label, meant in before.items():
+                    if (version := wanted.get(name, {}).get(label)) is None:
+                        continue
+                    status = self._failure(ServableId(name, version))
+                    why = "is still loading" if status is None else f"has failed: {status}"
+                    found[name, label] = f'label "{label}" of model {name} still means version {meant}: {version} {why}'
+                    pending |= status is None
+            return not pending
+
+        self._waiter.wait_until(over, ends)
+        return list(found.values())
+
+    def _failure(self, servable_id: ServableId) -> Status | None:
+        """The reason why the version will not be available, as things stand."""
+        timed = self._states.version_states(servable_id.name).get(servable_id.version)
+        if timed is not None and timed.state.state is ManagerState.END and not timed.state.health.ok:
+            return timed.state.health
+        attempt = self._states.last_attempt(servable_id)
+        return attempt.status if attempt is not None and not attempt.status.ok and not attempt.status.waits else None
 
     def _follow(self, config: ModelServerConfig) -> None:
         with self._committing:
@@ -246,7 +286,7 @@ class Reloader:
         self._logs.configure(logged_models(config))
         self._config = config
         before, summary = self._labels.table, _summary(difference)
-        self._labels.replace(version_labels(config))
+        self._labels.replace(version_labels(config), self._states.is_available)
         self._states.configure(model.name for model in config.models)
         self._publish(ConfigApplied(difference, summary, before, self._labels.table))
         self._sources.reconfigure(config)
@@ -265,9 +305,17 @@ class Reloader:
             version_labels(config),
             self._labels.table,
             self._states.is_available,
+            rejected=self._rejected,
+            brought=lambda name: self._brought(config, name),
             allow_unavailable=self._options.allow_version_labels_for_unavailable_models,
             first_config=self._config is None,
         )
+
+    def _brought(self, config: ModelServerConfig, name: str) -> frozenset[int]:
+        """The versions that the config names for the model by number, and that are on disk."""
+        policies, found = (scan_policy(m) for m in config.models if m.name == name), self._sources.found(name)
+        named = {version for policy in policies if isinstance(policy, SpecificPolicy) for version in policy.versions}
+        return found.versions & named if found is not None else frozenset()
 
     def _loaded_platforms(self) -> Mapping[str, str]:
         """The platforms of the loaded models, by model."""
@@ -298,6 +346,6 @@ def _summary(difference: ConfigDiff) -> str:
 def _described(change: ModelChange) -> str:
     """``m: base_path and version_labels``, with a warning for a base path that does not exist."""
     path = change.new.base_path
-    gone = "base_path" in change.fields and not is_url(path) and not os.path.isdir(path)
-    warning = ", which does not exist: it keeps the versions that it has" if gone else ""
-    return f"{change.new.name}: {' and '.join(change.fields)}{warning}"
+    is_gone = not is_url(path) and not os.path.isdir(path)
+    warned = {"base_path": "base_path (it does not exist; the model keeps the versions that it has)"} if is_gone else {}
+    return f"{change.new.name}: {' and '.join(warned.get(field, field) for field in change.fields)}"

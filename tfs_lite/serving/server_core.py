@@ -21,7 +21,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.history import Cause, History, Origin, acting
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import OK, Reason, Status, StatusCode, invalid_argument
+from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.core.threads import JOIN_SECONDS, BoundedCalls, within
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import Overdue
@@ -99,7 +99,8 @@ class ServerCore:
         self.monitor = ServableStateMonitor(self._bus)
         self.journal = LoadJournal(self._on_attempt)
         self.view = View(self)
-        self.states = ModelStates(self.monitor, self.journal, self.changes, self.clock, self.view.silence)
+        told = self.view.silence, self.features.rejected
+        self.states = ModelStates(self.monitor, self.journal, self.changes, self.clock, *told)
         self.refusals = Refusals(self.changes, self.clock.time)
         self.labels = VersionLabels()
         self.waiter = ModelWaiter(self.states, self.changes, self.clock)
@@ -157,6 +158,7 @@ class ServerCore:
             logs=self.request_logs,
             clock=self.clock,
             publish=self.publish,
+            rejected=self.features.rejected,
         )
         self.monitor.subscribe(self._on_state)
 
@@ -251,12 +253,22 @@ class ServerCore:
     # Lookups.
 
     def handle(self, ref: ModelRef) -> ServableHandle:
-        """The version that answers: by number, by label, or the latest one available."""
+        """The version that answers: by number, by label, or the latest one available. A label on a version that must
+        not answer means the latest one."""
         if not ref.name:
             raise invalid_argument("ModelSpec has no name specified")
-        return self.manager.get_servable_handle(
-            ref if ref.label is None else ModelRef(ref.name, self.labels.version(ref))
-        )
+        if ref.label is None:
+            return self.manager.get_servable_handle(ref)
+        version = self.labels.version(ref)
+        if version in self.features.rejected(ref.name):
+            return self.manager.get_servable_handle(ModelRef(ref.name))
+        try:
+            return self.manager.get_servable_handle(ModelRef(ref.name, version))
+        except ServingError:
+            named = self.labels.resolve(ref.name, ref.label)
+            if named == version:
+                raise
+            return self.manager.get_servable_handle(ModelRef(ref.name, named))  # it has become available meanwhile
 
     # What happens.
 
@@ -297,6 +309,8 @@ class ServerCore:
         """Called after each event of the manager, on its publisher's thread, under the bus."""
         event = timed.state
         self.publish(StateChanged(timed))
+        if event.state is ManagerState.AVAILABLE:
+            self.labels.arrived(event.id)
         self.sources.on_event(event)
         remark = self.states.remarks(event.id.name).get(event.id.version, OK)
         if remark.reason is Reason.OVERDUE and event.state is not ManagerState.LOADING:

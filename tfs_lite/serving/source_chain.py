@@ -18,13 +18,14 @@ from typing import TypeAlias
 
 from tfs_lite.adapters.loader import AdapterSettings
 from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adapter
+from tfs_lite.adapters.replay.gate import ReplayGate
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.model_server import ModelConfig, ModelServerConfig
+from tfs_lite.config.model_server import All, ModelConfig, ModelConfigList, ModelServerConfig, VersionPolicy
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
-from tfs_lite.core.servable import ServableData, ServableId, StoragePath
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, SourceRouter, UnarySourceAdapter, connect
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -103,7 +104,14 @@ class SourceChain:
                 on_evicted=lambda key, size: features.publish(CacheEvicted(key, size)),
             ),
         )
-        self._settings = replace(settings, trusted=replace(settings.trusted, origin_of=self._remote.origin_of))
+        gate = ReplayGate(
+            lambda name: manager.get_servable_handle(ModelRef(name)),
+            features.accepted,
+            bake_seconds=options.bake_seconds,
+            check_method_names=options.enable_signature_method_name_check,
+        )
+        trusted = replace(settings.trusted, origin_of=self._remote.origin_of)
+        self._settings = replace(settings, trusted=trusted, gate=gate)
         self._follower = follower
         self._preloads = Preloads()
         self._explicit = ExplicitSource()
@@ -216,11 +224,29 @@ class SourceChain:
             self._source.on_failed_attempt(servable_id)
         self._remote.on_failed_attempt(servable_id)
 
+    def reject(self, name: str, versions: Collection[int]) -> None:
+        """Has others stand in for these versions from now on, and for no others; see
+        :meth:`FileSystemStoragePathSource.reject`. Nothing happens where versions come by calls."""
+        if isinstance(self._source, FileSystemStoragePathSource):
+            self._source.reject(name, versions)
+            self._remote.reject(name, versions)
+
     def found(self, name: str) -> FoundVersions | None:
         """The findings of its source about the model; None where versions come by calls."""
         if not isinstance(self._source, FileSystemStoragePathSource):
             return None
         return self._remote.found(name) or self._source.found(name)
+
+    def complete(self, name: str) -> Mapping[int, ServableData[StoragePath]] | None:
+        """Every version of the model that is complete, wanted or not, as its source would offer it. None where that
+        cannot be told: its disk does not answer, its base path is empty, or versions come by calls. Asks the disk."""
+        model = self._configs.get(name)
+        if model is None or isinstance(self._source, ExplicitSource) or name in self.hanging():
+            return None
+        every = model.model_copy(update={"model_version_policy": VersionPolicy(all=All())})
+        found = self.look_ahead(ModelServerConfig(model_config_list=ModelConfigList(config=(every,))))
+        aspired = found[name].aspired if name in found else None
+        return None if aspired is None else {item.id.version: item for item in aspired}
 
     def checking(self) -> dict[ServableId, LoadProgress]:
         """The progress of the versions whose files are checked, or fetched, before anything is loaded."""

@@ -6,6 +6,7 @@ Any thread may call any method of a :class:`View`; none blocks on a disk or on a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tfs_lite.core.loader import LoadProgress
@@ -47,8 +48,11 @@ class View:
     # Models.
 
     def status(self, ref: ModelRef) -> list[VersionStatus]:
-        """Every version of the model, the highest first, or the one asked for. NOT_FOUND if there is none."""
+        """Every version of the model, the highest first, or the one asked for. NOT_FOUND if there is none. A label
+        stands for the version that answers by it."""
         version, report = self._core.labels.version(ref), self._core.states.report(ref.name)
+        if ref.label is not None and version in self._core.features.rejected(ref.name):
+            version = self._latest(ref.name, version)
         if version is not None:
             found = [item for item in report.versions if item.version == version]
             if not found:
@@ -58,6 +62,12 @@ class View:
             problem = report.problem.message.removeprefix(f"model {ref.name}: ")
             raise not_found(f"Could not find any versions of model {ref.name}{problem and ': '}{problem}")
         return list(report.versions)
+
+    def _latest(self, name: str, otherwise: int | None) -> int | None:
+        """The version that answers requests which name none."""
+        with suppress(ServingError), self._core.manager.get_servable_handle(ModelRef(name)) as handle:
+            return handle.id.version
+        return otherwise
 
     def known_models(self) -> list[ModelReport]:
         """Every model of the config and every one that ever had a version, by name."""

@@ -150,6 +150,7 @@ class FileSystemStoragePathSource:
         self._config = config
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
         self._streams: dict[str, _PolledStream] = {}  # in alphabetical order
+        self._rejected: dict[str, frozenset[int]] = {}  # by name, also of streams that there are not
         self._inspected: set[str] = set()  # the version directories that the inspector is to know
         self._is_tidy = True  # whether it knows no others
         self._thread: PeriodicThread | None = None
@@ -221,6 +222,20 @@ class FileSystemStoragePathSource:
         """A load of a version that was offered has failed, for good or not. Any thread; short."""
         self._mark(servable_id, failed=True)
 
+    def reject(self, name: str, versions: Collection[int]) -> None:
+        """These versions, and no others, must not answer: until a later call they are offered as versions that have
+        failed, and others stand in for them, whatever becomes of the stream. Any thread; short."""
+        rejected = frozenset(versions)
+        with self._lock:
+            if self._rejected.get(name, frozenset()) == rejected:
+                return
+            self._rejected.pop(name, None)
+            if rejected:
+                self._rejected[name] = rejected
+            if (stream := self._streams.get(name)) is not None:
+                stream.memory.rejected = rejected
+        self.wake({name})
+
     def _mark(self, servable_id: ServableId, *, failed: bool) -> None:
         """Marks a version that has failed: it takes no other version's place until it is available, and the next look,
         which this causes, has others stand in for it. A version that this stream has not offered is not marked: the
@@ -271,7 +286,7 @@ class FileSystemStoragePathSource:
         it. ``disk`` may stand in for the source's own. A stream that hangs is not looked at."""
         inspector = self._inspector.copy(disk or self._disk)
         with self._lock:
-            streams = dict(self._streams)
+            streams, rejected = dict(self._streams), dict(self._rejected)
         looks, now = dict[str, Look](), self._clock.monotonic()
         for name, servable in config.by_name.items():
             known = streams.get(name)
@@ -280,6 +295,7 @@ class FileSystemStoragePathSource:
                 looks[name] = Look(report)
                 continue
             memory = known.memory.copy() if known is not None else LookStream()
+            memory.rejected = rejected.get(name, frozenset())
             ended = {id.version: works for id, works in outcomes.items() if id.name == name}
             memory.failed = memory.failed - ended.keys() | {version for version, works in ended.items() if not works}
             looks[name] = look_at(servable, config, memory, disk or self._disk, inspector, now)
@@ -315,6 +331,7 @@ class FileSystemStoragePathSource:
             if known is None or known.servable != servable:
                 changed.add(name)
                 memory = known.memory.copy() if known is not None else LookStream()
+                memory.rejected = self._rejected.get(name, frozenset())
                 self._streams[name] = _PolledStream(servable, memory, self._look, self._on_hang)
             else:
                 self._streams[name] = known
@@ -497,8 +514,7 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
         if old is None or old.passed_over.get(name) != why:
             logger.warning("%s: %s in %s is passed over: %s", servable.name, name, servable.base_path, why)
     for version in sorted(new.stand_ins - (old.stand_ins if old is not None else frozenset())):
-        failed = ", ".join(str(each) for each in sorted(new.failed) if each > version)
-        logger.info("model %s: version %d stands in for version %s, which failed", servable.name, version, failed)
+        logger.info("model %s: version %d stands in for %s", servable.name, version, new.stands_in_for(version))
     _log_versions(servable, new, old)
 
 

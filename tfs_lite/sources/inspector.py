@@ -127,7 +127,7 @@ class VersionInspector:
         with self._lock:
             record = self._records.get(path)
         try:
-            if record is not None and record.tree.configs.files:
+            if record is not None and record.tree.has_config:
                 return self._configs.named(path, base, self._disk.list_directory(path))
             return self._configs.named(base, base, entries)
         except OSError:

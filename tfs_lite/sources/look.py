@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, revision_of, state_of
+from tfs_lite.core.manifest import FILES_ABOUT_LOADS_BESIDE, MODEL_SETTINGS_FILES, revision_of, state_of
 from tfs_lite.core.publish import HIDDEN_PREFIX, LEFTOVER_SECONDS
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode, printable
@@ -23,7 +23,7 @@ from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.version_scan import (
-    LatestPolicy,
+    AllPolicy,
     SpecificPolicy,
     choose,
     parse_version,
@@ -65,6 +65,7 @@ class LookStream:
     empty_since: float | None = None  # for which it has held none since, in seconds of ``monotonic``
     waits_since: float | None = None  # for which newer versions have been waited for since, likewise
     failed: frozenset[int] = frozenset()  # and not available since; replaced as a whole, by any thread
+    rejected: frozenset[int] = frozenset()  # must not answer, and counts as failed; likewise
     report: SourceReport | None = None  # the last one that was sent
     inspected: Mapping[int, str] = field(default_factory=dict)  # version -> directory; replaced as a whole
     found: FoundVersions = FoundVersions()  # replaced as a whole, and read by any thread
@@ -117,7 +118,7 @@ def look_at(
     except OSError as error:
         stream.found, stream.empty_since = FoundVersions(), None
         return look_nowhere(servable, stream, by, _base_path_problem(servable, error))
-    failed, inspected = stream.failed, dict[int, str]()
+    failed, rejected, inspected = stream.failed | stream.rejected, stream.rejected, dict[int, str]()
     children = _version_directories(entries)
     existing = versions_in(children)
     stream.move_to(servable.base_path)
@@ -125,7 +126,7 @@ def look_at(
     before, moved = dict(stream.offered), stream.moved
     configs = _configs_beside(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), dict[int, Waiting]()
-    look.beside = [os.path.join(servable.base_path, e.name) for e in entries if e.name in MODEL_SETTINGS_FILES]
+    look.beside = [os.path.join(servable.base_path, e.name) for e in entries if e.name in FILES_ABOUT_LOADS_BESIDE]
     unfinished: dict[int, float | None] = {}
     changing: dict[int, str] = {}
     fetching: set[int] = set()
@@ -157,7 +158,8 @@ def look_at(
         coming.update(fetching)
         return offered
 
-    chosen = choose(children, servable.policy, _unless_in_vain(usable, servable, stream, disk, coming), failed)
+    in_time = _unless_in_vain(usable, servable, stream, disk, coming)
+    chosen = choose(children, servable.policy, in_time, stream.failed, rejected)
     stream.inspected, look.inspected = inspected, list(inspected.values())
     on_disk = frozenset(existing)
     config_name = next((entry.name for entry in entries if entry.name in MODEL_SETTINGS_FILES), "")
@@ -176,11 +178,12 @@ def look_at(
         frozenset(settling),
         on_disk,
         keeps,
-        failed.intersection(numbers),
+        (failed - rejected).intersection(numbers),
         stand_ins(numbers, servable.policy, failed),
         _passed_over(entries) | _left_copies(servable, entries, disk, by.wall_time),
         changing,
         frozenset(fetching),
+        rejected.intersection(numbers),
     )
     if keeps:  # what is not emitted has not been offered
         stream.offered, stream.moved = before, moved
@@ -193,11 +196,13 @@ def look_at(
 def _unless_in_vain(
     usable: Callable[[int, str], bool], servable: ServableToMonitor, stream: LookStream, disk: Disk, coming: Set[int]
 ) -> Callable[[int, str], bool]:
-    """``usable``, without a look at versions that would have to be fetched although newer ones, which are complete or
-    will be once they are fetched (``coming``), take all places of the policy latest."""
-    if not disk.fetches or not isinstance(servable.policy, LatestPolicy):
+    """``usable``, without a look at versions that would have to be fetched although others, which are complete or will
+    be once they are fetched (``coming``), take all places of the policy, or although they must not answer."""
+    policy, failed = servable.policy, stream.failed | stream.rejected
+    if not disk.fetches or isinstance(policy, AllPolicy):
         return usable
-    places = max(servable.policy.num_versions, 1)
+    named = policy.versions if isinstance(policy, SpecificPolicy) else ()
+    places = 1 if isinstance(policy, SpecificPolicy) else max(policy.num_versions, 1)
 
     def is_here(child: str) -> bool:
         with contextlib.suppress(OSError):
@@ -205,7 +210,8 @@ def _unless_in_vain(
         return False
 
     def usable_in_time(version: int, child: str) -> bool:
-        is_wanted = len(coming - stream.failed) < places or version in stream.offered
+        has_place = len(coming - failed - set(named)) < places and version not in stream.rejected
+        is_wanted = has_place or version in stream.offered or version in named
         return (is_wanted or is_here(child)) and usable(version, child)
 
     return usable_in_time
@@ -284,9 +290,9 @@ def _version_directories(entries: Iterable[DirectoryEntry]) -> list[str]:
 
 
 def _configs_beside(entries: Iterable[DirectoryEntry]) -> str:
-    """The revision of the configs beside the versions; empty without any."""
-    configs = sorted(f"{e.name}\0{e.state}" for e in entries if not e.is_directory and e.name in MODEL_SETTINGS_FILES)
-    return hashlib.sha256("\n".join(configs).encode()).hexdigest()[:16] if configs else ""
+    """The revision of the configs and the recorded answers beside the versions; empty without any."""
+    files = sorted(f"{e.name}\0{e.state}" for e in entries if not e.is_directory and e.name in FILES_ABOUT_LOADS_BESIDE)
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()[:16] if files else ""
 
 
 def _passed_over(entries: Sequence[DirectoryEntry]) -> dict[str, str]:

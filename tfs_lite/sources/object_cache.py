@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from tfs_lite.config.text import MAX_FILE_BYTES
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.manifest import MAX_FILES, MODEL_SETTINGS_FILES
+from tfs_lite.core.manifest import FILES_ABOUT_LOADS_BESIDE, MAX_FILES, MODEL_SETTINGS_FILES
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.sources.base_config import files_named
 from tfs_lite.sources.object_listing import BaseListing, ListedVersion, SavedBase, SavedVersion, Signature, below
@@ -163,11 +163,12 @@ class CachedVersions:
             self._brought[directory] = frozenset(tags.items())
 
     def _beside(self, base: str, listing: BaseListing, name: str, version: ListedVersion) -> dict[str, RemoteFile]:
-        """The configs and what they name, by their paths below the base path. FAILED_PRECONDITION if they are too many,
-        or too large."""
+        """The configs, what they name, and recorded answers, by their paths below the base path. FAILED_PRECONDITION if
+        they are too many, or too large."""
         own = {f"{name}/{file.path}": file for file in version.configs}
-        shared = {path: file for path, file in listing.beside.items() if path in MODEL_SETTINGS_FILES}
-        names = frozenset[str]().union(*(self._named(base, path, file) for path, file in (own or shared).items()))
+        shared = {path: file for path, file in listing.beside.items() if path in FILES_ABOUT_LOADS_BESIDE}
+        configs = own or {path: file for path, file in shared.items() if path in MODEL_SETTINGS_FILES}
+        names = frozenset[str]().union(*(self._named(base, path, file) for path, file in configs.items()))
         found = {**own, **shared}
         for path in sorted(names):
             beside = listing.beside
@@ -177,7 +178,7 @@ class CachedVersions:
             if path in beside:
                 found[path] = beside[path]
         if len(found) > MAX_BESIDE or sum(file.size for file in found.values()) > MAX_BESIDE_BYTES:
-            sentence = f"its config names more than {MAX_BESIDE} files beside the versions, or {MAX_BESIDE_BYTES} bytes"
+            sentence = f"it needs more than {MAX_BESIDE} files beside the versions, or {MAX_BESIDE_BYTES} bytes of them"
             raise StorageError(StatusCode.FAILED_PRECONDITION, sentence)
         try:
             check_names(tuple(found))

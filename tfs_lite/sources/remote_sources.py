@@ -110,7 +110,7 @@ def revision_here(path: StoragePath, revision: str) -> str:
     them, and the state of its configs that of the storage. Raises OSError."""
     disk, base = RealDisk(), os.path.dirname(path)
     tree = disk.stat_tree(path)
-    place = path if tree.configs.files else base
+    place = path if tree.has_config else base
     named = BaseConfigs(disk).named(place, base, disk.list_directory(place))
     return revision_of(state_of(path, tree.version.fingerprint, named), configs_of(revision))
 
@@ -197,6 +197,7 @@ class RemoteSources:
         self._places: Mapping[str, _Place] = {}  # replaced as a whole
         self._models: Mapping[str, str] = {}  # model -> place; replaced as a whole
         self._held: set[Lease] = set()
+        self._rejected: dict[str, frozenset[int]] = {}  # by model, also of models that there are not
         self._listed: dict[tuple[str, str], frozenset[Lease]] = {}  # by place and model
         self._live: set[ServableId] = set()  # versions that the manager has begun with and not ended
         self._paths: Mapping[str, str] = {}  # path -> URL of what has a lease; replaced as a whole
@@ -222,7 +223,10 @@ class RemoteSources:
             with self._lock:
                 self._places = {place: before.get(place) or added[place] for place in urls}
                 self._models = models
+                rejected = dict(self._rejected)
             for place, found in added.items():
+                for name, versions in rejected.items():
+                    found.source.reject(name, versions)
                 found.source.set_aspired_versions_callback(self._callback_of(place, found))
             for place, found in (self._places | gone).items():
                 servables = tuple(each for each in config.servables if models[each.name] == place)
@@ -351,6 +355,15 @@ class RemoteSources:
     def on_replaced(self, servable_id: ServableId, path: StoragePath) -> None:
         """Takes note that a version that serves was loaded anew, from this path."""
         self._drop(leases_to_drop(self._held_now(), self._listed_now(), {servable_id: path}))
+
+    def reject(self, name: str, versions: Collection[int]) -> None:
+        """See :meth:`FileSystemStoragePathSource.reject`."""
+        with self._lock:
+            self._rejected.pop(name, None)
+            if versions:
+                self._rejected[name] = frozenset(versions)
+        for found in self._of(None):
+            found.source.reject(name, versions)
 
     def on_failed_attempt(self, servable_id: ServableId) -> None:
         """See :meth:`FileSystemStoragePathSource.on_failed_attempt`."""

@@ -70,7 +70,8 @@ class SourceReport:
     the base path cannot be read.
     ``on_disk``: the versions that have a directory, wanted or not.
     ``keeps``: why the last list goes on counting; empty where this look has given one, or could not read the base path.
-    ``failed``: versions of the list that are known to have failed; ``stand_ins`` are wanted in their place.
+    ``failed``: versions of the list that are known to have failed, ``rejected``: those of it that must not answer;
+    ``stand_ins`` are wanted in their place.
     ``passed_over``: names beside the versions that look like versions and are none, each with the reason.
     ``changing``: versions that have been offered, and whose files are not complete as they are now -> why.
     """
@@ -86,3 +87,10 @@ class SourceReport:
     passed_over: Mapping[str, str] = field(default_factory=dict)
     changing: Mapping[int, str] = field(default_factory=dict)
     fetching: frozenset[int] = frozenset()
+    rejected: frozenset[int] = frozenset()
+
+    def stands_in_for(self, version: int) -> str:
+        """What a stand-in is there for: ``version 3, whose load failed``."""
+        failed = [each for each in sorted(self.failed | self.rejected) if each > version]
+        why = {"which was taken back" if each in self.rejected else "whose load failed" for each in failed}
+        return f"version {', '.join(map(str, failed))}, {' or '.join(sorted(why, reverse=True))}"

@@ -4,7 +4,7 @@ functions."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfs_lite.core.servable import MAX_VERSION, parse_version
@@ -90,30 +90,68 @@ def choose(
     policy: VersionPolicy,
     usable: Callable[[int, str], bool] = lambda version, child: True,
     failed: Collection[int] = frozenset(),
+    rejected: Collection[int] = frozenset(),
 ) -> list[tuple[int, str]]:
     """The versions to emit, in that order, as (version, child).
 
     ``usable`` tells whether a version is all there. It is asked from the most wanted down and no more often than
     needed, so an unfinished newest version leaves its predecessor in place, and old ones are not looked at. Versions
     that have ``failed`` are emitted too, and take none of the places of the policy latest: older ones stand in for
-    them. After ``MAX_FAILED`` of them no older one is tried.
+    them. After ``MAX_FAILED`` of them no older one is tried. Those that are ``rejected`` are emitted likewise, however
+    many they are; in place of each one that the policy specific names, the highest lower one is emitted.
     """
-    wanted = candidates(children, policy)
-    if not isinstance(policy, LatestPolicy):
-        return [item for item in wanted if usable(*item)]
+    match policy:
+        case LatestPolicy():
+            return _latest(candidates(children, policy), max(policy.num_versions, 1), usable, failed, rejected)
+        case AllPolicy():
+            return [item for item in candidates(children, policy) if usable(*item)]
+        case SpecificPolicy():
+            found = versions_in(children)
+            chosen = {version: child for version, child in candidates(found.values(), policy) if usable(version, child)}
+            for version in sorted(chosen.keys() & set(rejected)):
+                chosen |= _below(version, found, chosen, usable, {*failed, *rejected})
+            return list(chosen.items())
+
+
+def _latest(
+    wanted: Iterable[tuple[int, str]],
+    places: int,
+    usable: Callable[[int, str], bool],
+    failed: Collection[int],
+    rejected: Collection[int],
+) -> list[tuple[int, str]]:
     chosen: list[tuple[int, str]] = []
-    places, failures = max(policy.num_versions, 1), 0
+    failures = 0
     for version, child in wanted:
         if not places or failures == MAX_FAILED:
             break
         if usable(version, child):
             chosen.append((version, child))
-            places, failures = (places, failures + 1) if version in failed else (places - 1, failures)
+            if version in failed and version not in rejected:
+                failures += 1
+            elif version not in rejected:
+                places -= 1
     return chosen
 
 
+def _below(
+    version: int,
+    found: Mapping[int, str],
+    chosen: Collection[int],
+    usable: Callable[[int, str], bool],
+    failed: Collection[int],
+) -> dict[int, str]:
+    """The version in place of a rejected one: the highest usable one below it that has not failed."""
+    lower = sorted((other for other in found if other < version and other not in failed), reverse=True)
+    best = next((other for other in lower if other in chosen or usable(other, found[other])), None)
+    return {} if best is None else {best: found[best]}
+
+
 def stand_ins(chosen: Sequence[int], policy: VersionPolicy, failed: Collection[int]) -> frozenset[int]:
-    """Those of the chosen versions that are there only because newer ones have failed."""
+    """Those of the chosen versions that are there only because newer ones have failed, or are rejected, which counts
+    as ``failed`` here."""
+    if isinstance(policy, SpecificPolicy):
+        return frozenset(chosen) - frozenset(policy.versions) - frozenset(failed)
     if not isinstance(policy, LatestPolicy):
         return frozenset()
     return frozenset(chosen[max(policy.num_versions, 1) :]) - frozenset(failed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.repository.requests import RepositoryValue
-from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.server_core import MakeFeature, ServerCore
 from tfs_lite.serving.source_chain import NO_MODELS
 
 CONFIG = """
@@ -43,13 +43,13 @@ BROKEN = "raise ValueError('no model here')"
 class RepositoryFixture:
     """``root`` is the repository. One thread."""
 
-    def __init__(self, root: Path, **fields: Any) -> None:
+    def __init__(self, root: Path, features: Iterable[MakeFeature] = (), **fields: Any) -> None:
         root.mkdir(exist_ok=True)
         self.root = root
         options = {"model_repository": str(root), "model_control_mode": "explicit", "max_num_load_retries": 0}
         trusted = {"trusted_model_base_paths": (str(root / "**"),)}
         self.options = ServerOptions(**{**QUICK, **options, **trusted, **fields})
-        self.core = ServerCore(self.options)
+        self.core = ServerCore(self.options, features)
         self.control = RepositoryControl(self.core, ModelLocator(self.options))
         self.core.start()
         self.core.load_first(NO_MODELS)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.errors import refusal
 from tests.support.servers.logs import examples_log, multi_log, predict_log
-from tfs_lite.adapters.replay import replay_of_body, replay_of_log
+from tfs_lite.adapters.replay.requests import replay_of_body, replay_of_log
 from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec

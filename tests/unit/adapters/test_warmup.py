@@ -12,10 +12,10 @@ import pytest
 from tests.support.errors import refusal
 from tests.support.servers.logs import examples_log, log_file, predict_log, write_warmup
 from tests.support.servers.platforms import SETTINGS, write_plain
-from tfs_lite.adapters import warmup
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.opening import OpenRequest, VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.adapters.replay import files as recordings
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.adapters.warmup import Warmup
 from tfs_lite.config.model import ModelSettings
@@ -179,7 +179,7 @@ def test_records_before_the_damage_are_run(model, refused, reports):
 
 
 def test_a_record_above_the_bound_is_refused(refused, monkeypatch):
-    monkeypatch.setattr(warmup, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(recordings, "MAX_LOG_BYTES", 10)
     assert "at most 10 are allowed" in refused(log_file(predict()))
 
 
@@ -231,7 +231,7 @@ def make_directory(path, directory):
 
 
 def make_large(path, directory):
-    os.truncate(path, warmup.MAX_FILE_BYTES + 1)
+    os.truncate(path, recordings.MAX_FILE_BYTES + 1)
 
 
 @pytest.mark.parametrize(

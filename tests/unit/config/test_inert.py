@@ -74,6 +74,7 @@ def test_both_syntaxes_keep_what_they_were_told() -> None:
 def test_the_settings_have_the_fields_of_the_messages() -> None:
     differences = dict(_differences(messages.TritonModelConfig.DESCRIPTOR, ModelSettings, ()))
     assert differences == {
+        (): {"guard"},  # which are parameters in the message
         ("autoscaling_config",): AUTOSCALING,
         ("instance_group",): {"passive"},
         ("instance_group", "autoscaling_config"): AUTOSCALING,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_json import MAX_JSON_BYTES, settings_of_json
-from tfs_lite.config.repository_policy import ResponseCacheSettings, VersionPolicySettings
-from tfs_lite.config.scheduling import InstanceGroup
+from tfs_lite.config.model_server import VersionPolicy
+from tfs_lite.config.scheduling import InstanceGroup, ResponseCacheSettings
 from tfs_lite.config.tensors import ModelTensor
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
@@ -36,7 +36,7 @@ def test_fields_are_those_of_the_file() -> None:
         max_batch_size=4,
         input=(ModelTensor(name="x", data_type=DataType.FLOAT, dims=(-1, 3)),),
         instance_group=(InstanceGroup(kind="KIND_CPU", count=2), InstanceGroup(kind="KIND_GPU")),
-        version_policy=VersionPolicySettings.model_validate({"specific": {"versions": [9007199254740993]}}),
+        version_policy=VersionPolicy.model_validate({"specific": {"versions": [9007199254740993]}}),
         parameters={"a": "1", "b": ""},
         response_cache=ResponseCacheSettings(enable=True),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.errors import refusal
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.servable import ModelRef, ServableId
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.labels import VersionLabels, check_labels
 
 NOT_AVAILABLE = "which is not currently available for inference"
@@ -18,7 +19,9 @@ def accepted(mapped: int | None, available: bool, **options: bool) -> bool:
         check_labels({"m": {"stable": 2}}, current, lambda servable_id: available, **options)
     except ServingError as error:
         assert error.code is StatusCode.FAILED_PRECONDITION  # noqa: PT017
-        assert str(error) == f'Request to assign label "stable" to version 2 of model "m", {NOT_AVAILABLE}'  # noqa: PT017
+        text = f'Request to assign label "stable" to version 2 of model "m", {NOT_AVAILABLE}'
+        assert str(error).startswith(text)  # noqa: PT017
+        assert "specific { versions: 2 }" in str(error)  # noqa: PT017
         return False
     return True
 
@@ -96,3 +99,56 @@ def test_table_in_force_does_not_change_under_its_readers() -> None:
     labels.replace(wanted)
     wanted["m"]["stable"] = 9
     assert labels.resolve("m", "stable") == 1
+
+
+def test_label_may_move_to_a_version_that_its_own_config_brings() -> None:
+    current = {"m": {"stable": 1}}
+    check_labels({"m": {"stable": 2}}, current, lambda servable_id: False, brought=lambda model: {2})
+    with pytest.raises(ServingError, match=NOT_AVAILABLE):
+        check_labels({"m": {"stable": 3}}, current, lambda servable_id: False, brought=lambda model: {2})
+
+
+def test_label_may_not_be_set_on_a_version_that_must_not_answer_and_stays_on_one() -> None:
+    def check(current: int, *, first_config: bool = False) -> None:
+        check_labels(
+            {"m": {"stable": 8}},
+            {"m": {"stable": current}},
+            lambda servable_id: True,
+            rejected=lambda model: {8: Status(StatusCode.ABORTED, "taken back after 11 s: it raised")},
+            brought=lambda model: {8},
+            allow_unavailable=True,
+            first_config=first_config,
+        )
+
+    text = refusal(check, 7, code=StatusCode.FAILED_PRECONDITION)
+    assert "taken back after 11 s: it raised; to load it again: tfs-lite guard retry m@8" in text
+    check(8)
+    check(7, first_config=True)
+
+
+def test_label_that_waits_for_its_version_means_the_one_of_before_until_that_is_available() -> None:
+    labels, available = VersionLabels(), set[int]()
+
+    def replace(**table: int) -> None:
+        labels.replace({"m": table}, lambda servable_id: servable_id.version in available)
+
+    def meaning(label: str) -> int | None:
+        return labels.version(ModelRef("m", label=label))
+
+    replace(stable=1)
+    assert meaning("stable") == 1
+    replace(stable=2, new=2)
+    assert (meaning("stable"), meaning("new"), labels.waiting) == (1, 2, {"m": {"stable": 1}})
+    replace(stable=2)
+    assert meaning("stable") == 1
+    replace(stable=3)
+    assert meaning("stable") == 1
+    labels.arrived(ServableId("m", 2))
+    assert meaning("stable") == 1
+    labels.arrived(ServableId("m", 3))
+    assert (meaning("stable"), labels.waiting) == (3, {})
+    available.add(4)
+    replace(stable=4)
+    assert (meaning("stable"), labels.waiting) == (4, {})
+    replace(other=4)
+    assert code_of(labels, "m", "stable") is StatusCode.INVALID_ARGUMENT

@@ -147,3 +147,43 @@ def test_two_threads_releasing_one_handle_count_once() -> None:
         assert drained == []
         handles[1].release()
         assert drained == [1]
+
+
+def latest(found: ServingMap) -> int:
+    with found.lookup(ModelRef("m")) as handle:
+        return handle.id.version
+
+
+def test_held_version_answers_by_its_number_and_is_not_the_latest() -> None:
+    found = serving(1, 2)
+    found.hold(ServableId("m", 2), True)
+    assert latest(found) == 1
+    with found.lookup(ModelRef("m", 2)) as handle:
+        assert handle.id.version == 2
+    found.hold(ServableId("m", 2), False)
+    assert latest(found) == 2
+
+
+def test_version_that_is_held_before_it_is_ready_never_becomes_the_latest() -> None:
+    found = serving(1)
+    found.hold(ServableId("m", 2), True)
+    found.add(ServableId("m", 2), "servable 2")
+    assert latest(found) == 1
+    found.replace(ServableId("m", 2), "servable 2 anew", lambda: None)
+    assert latest(found) == 1
+
+
+def test_where_every_version_is_held_the_highest_answers() -> None:
+    found = serving(1, 2)
+    for version in (1, 2):
+        found.hold(ServableId("m", version), True)
+    assert latest(found) == 2
+    found.withdraw(ServableId("m", 2), lambda: None)
+    assert latest(found) == 1
+
+
+def test_hold_of_a_name_that_there_is_not_makes_no_name() -> None:
+    found = ServingMap()
+    for held in (True, False):
+        found.hold(ServableId("m", 1), held)
+    refusal(found.lookup, ModelRef("m"), code=StatusCode.NOT_FOUND)

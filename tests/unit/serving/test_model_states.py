@@ -208,3 +208,16 @@ def test_a_version_has_arrived_when_its_directory_was_seen_first(
     assert model_states.arrived("m") == {2: began, 3: began + 5}
     model_states.configure([])
     assert not model_states.arrived("m")
+
+
+def test_version_that_must_not_answer_shows_why_also_where_the_manager_does_not_know_it() -> None:
+    why = Status(StatusCode.ABORTED, "taken back after 11 s")
+    known = states(v1=ManagerState.AVAILABLE, v2=ManagerState.END, v3=ManagerState.UNLOADING)
+    found = visible_versions(known, {5: "files changed"}, no_attempt, rejected=dict.fromkeys((2, 3, 4, 5), why))
+    assert [(item.version, item.state, item.status) for item in found] == [
+        (5, VersionState.END, why),
+        (4, VersionState.END, why),
+        (3, VersionState.UNLOADING, why),
+        (2, VersionState.END, why),
+        (1, VersionState.AVAILABLE, OK),
+    ]

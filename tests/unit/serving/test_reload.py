@@ -176,6 +176,29 @@ def test_label_needs_an_available_version(fixture: ServerFixture, publish: Publi
     assert "Unrecognized servable version label: stable" in refusal(fixture.version, "a", label="stable")
 
 
+def test_a_label_moves_with_the_version_that_the_same_config_names(fixture: ServerFixture, publish: Publish) -> None:
+    only = "model_version_policy {{ specific {{ versions: {} }} }} " + STABLE
+    fixture.reload(entry("a", only.format(1, 1)))
+    publish("a", 2)
+    wait_until(lambda: 2 in fixture.server.core.sources.found("a").versions, "version 2 is seen", 30)
+    fixture.reload(entry("a", only.format(2, 2)))
+    assert fixture.version("a", label="stable") == 2
+    fixture.wait_states({2: AVAILABLE, 1: END}, "a")
+
+
+def test_a_label_whose_version_fails_means_the_one_of_before_and_the_reload_says_so(
+    fixture: ServerFixture, tmp_path: Path
+) -> None:
+    fixture.reload(entry("a", f"{SPECIFIC} {STABLE.format(1)}"))
+    broken(tmp_path, "a", 2)
+    wait_until(lambda: 2 in fixture.server.core.sources.found("a").versions, "version 2 is seen", 30)
+    text = refused(fixture, entry("a", f"{SPECIFIC} {STABLE.format(2)}"))
+    assert 'label "stable" of model a still means version 1: 2 has failed' in text
+    assert fixture.version("a", label="stable") == 1
+    (found,) = fixture.client.status("a", label="stable")
+    assert (found.version, found.state) == (1, AVAILABLE)
+
+
 def test_a_label_whose_version_has_gone_refuses_no_later_change(fixture: ServerFixture, publish: Publish) -> None:
     publish("a", 2)
     labelled = entry("a", f"{SPECIFIC} {STABLE.format(1)}")
@@ -296,7 +319,7 @@ def test_a_reload_says_what_it_applied(fixture: ServerFixture) -> None:
     message = parse_model_server_config(config_text(fixture.root, entry("a"), entry("b")), "reload").to_proto()
     message.model_config_list.config[0].base_path = str(fixture.root / "nowhere")
     assert fixture.client.reload(message) == (
-        "added [b], removed [], changed [a: base_path, which does not exist: it keeps the versions that it has], "
+        "added [b], removed [], changed [a: base_path (it does not exist; the model keeps the versions that it has)], "
         "0 unchanged"
     )
 

@@ -565,3 +565,49 @@ def test_a_base_path_that_comes_back_with_other_versions_brings_no_older_one_fir
         clock.advance(1.0)
     assert [versions for _, versions in target.calls][:2] == [[1], [3]]
     assert {tuple(versions) for _, versions in target.calls[2:]} == {(2,)}
+
+
+def test_rejected_version_is_offered_as_one_that_failed_and_another_stands_in_for_it(start, put, target) -> None:
+    for version in (1, 2, 3):
+        put("m", version)
+    source = start(config(model()))
+    source.reject("m", {3})
+    source.poll()
+    assert target.versions("m") == [3, 2]
+    assert [item.given_up for item in target.lists["m"]] == [True, False]
+    report = target.reports[-1]
+    assert (report.failed, report.rejected, report.stand_ins) == (frozenset(), {3}, {2})
+    assert report.stands_in_for(2) == "version 3, which was taken back"
+    source.on_state(ServableState(ServableId("m", 3), ManagerState.AVAILABLE))
+    source.poll()
+    assert target.versions("m") == [3, 2]
+    source.reject("m", ())
+    source.poll()
+    assert target.versions("m") == [3]
+    assert target.reports[-1].rejected == frozenset()
+
+
+def test_rejection_outlasts_the_policy_the_base_path_and_the_model(start, put, target, disk) -> None:
+    for version in (1, 2, 3):
+        put("m", version)
+        put("n", version)
+    source = start(config(model()))
+    source.reject("m", {3})
+    source.update_config(config(model(policy=SpecificPolicy((3,)))))
+    source.poll()
+    assert target.versions("m") == [3, 2]
+    assert [look.report.rejected for look in source.look_ahead(config(model())).values()] == [{3}]
+    source.update_config(config())
+    source.update_config(config(model()))
+    source.poll()
+    assert target.versions("m") == [3, 2]
+
+
+def test_version_may_be_rejected_before_its_model_is_in_the_config(start, put, target) -> None:
+    for version in (1, 2):
+        put("m", version)
+    source = start(config())
+    source.reject("m", {2})
+    source.update_config(config(model()))
+    source.poll()
+    assert target.versions("m") == [2, 1]

@@ -348,3 +348,17 @@ def test_look_ahead_has_paths_of_the_cache_and_asks_no_place_that_is_not_served(
     assert looks["n"].aspired is None
     assert "no model at its place yet" in looks["n"].report.problem.message
     assert "s3://other" not in remote.storages
+
+
+def test_version_that_is_rejected_before_its_place_is_known_is_not_fetched_and_another_one_is(remote: Remote) -> None:
+    for version in (1, 2):
+        remote.put("s3://b/m", version)
+    remote.sources.reject("m", {2})
+    remote.configure(m="s3://b/m")
+    remote.wait_list("m", 1)
+    assert remote.fetches == [(M1, FetchStage.BEGUN), (M1, FetchStage.FETCHED)]
+    remote.sources.reject("m", ())
+    remote.wait_list("m", 2)
+    remote.sources.reject("m", {2})
+    (given_up, instead) = remote.wait_list("m", 2, 1)
+    assert (given_up.given_up, instead.given_up) == (True, False)

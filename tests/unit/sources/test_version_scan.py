@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from tests.support.errors import refusal
 from tfs_lite.core.servable import MAX_VERSION
-from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy, candidates, choose
+from tfs_lite.sources.version_scan import (
+    AllPolicy,
+    LatestPolicy,
+    SpecificPolicy,
+    VersionPolicy,
+    candidates,
+    choose,
+    stand_ins,
+)
 
 CHILDREN = ["1", "10", "9", "00017", ".publish-18-x", "v20", "config.yaml", "9223372036854775808"]
 
@@ -96,3 +104,32 @@ def test_the_order_of_the_listing_does_not_matter(children: list[str], policy: V
     shuffled = list(children)
     random.shuffle(shuffled)
     assert choose(shuffled, policy) == choose(children, policy)
+
+
+def test_rejected_versions_take_no_place_however_many_they_are() -> None:
+    rejected = range(2, 60)
+    chosen = choose(map(str, range(60)), LatestPolicy(), rejected=rejected)
+    assert [version for version, _ in chosen] == [*range(59, 1, -1), 1]
+    assert stand_ins([version for version, _ in chosen], LatestPolicy(), rejected) == {1}
+
+
+def test_in_place_of_a_rejected_version_of_the_policy_specific_comes_the_highest_usable_lower_one() -> None:
+    def is_whole(version: int, child: str) -> bool:
+        return version != 7
+
+    def chosen(*wanted: int, failed: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
+        policy = SpecificPolicy(wanted)
+        found = choose(map(str, range(9)), policy, is_whole, failed, {8, 5})
+        return [version for version, _ in found]
+
+    assert chosen(8) == [8, 6]
+    assert chosen(8, 6) == [8, 6]
+    assert chosen(8, 1) == [8, 1, 6]
+    assert chosen(8, failed={6}) == [8, 4]
+    assert chosen(4) == [4]
+    assert stand_ins([8, 1, 6], SpecificPolicy((8, 1)), {8}) == {6}
+
+
+def test_policy_all_lists_what_is_rejected_and_needs_no_stand_in() -> None:
+    chosen = [version for version, _ in choose(["1", "2"], AllPolicy(), rejected={2})]
+    assert (chosen, stand_ins(chosen, AllPolicy(), {2})) == ([1, 2], frozenset())

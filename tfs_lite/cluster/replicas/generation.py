@@ -18,12 +18,13 @@ from enum import Enum
 from typing import Any
 
 from tfs_lite.cluster.replicas.facts import version_of
+from tfs_lite.config.guard import GuardSettings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.manifest import (
+    FILES_ABOUT_LOADS,
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
-    MODEL_SETTINGS_FILES,
     Manifest,
     is_litter,
     is_looked_at,
@@ -35,14 +36,21 @@ DIGEST_DIGITS = 32
 GENERATION_DIGITS = 8
 _ENDS = 1 << 20
 _HEX = frozenset("0123456789abcdef")
-_OF_THE_SERVER = {"name": "", "version_policy": None, "retry_lost_batches": True, "autoscaling_config": None}
+_OF_THE_SERVER = {
+    "name": "",
+    "version_policy": None,
+    "retry_lost_batches": True,
+    "autoscaling_config": None,
+    "guard": GuardSettings(),
+}
 """Fields of the settings that change nothing in a replica."""
 _OF_THE_SERVER_IN_GROUPS = {"name": "", "count": 1, "ready_replicas": None, "max_ongoing_batches": None}
 
 
 def version_files(directory: str) -> dict[str, int]:
-    """The bytes of each file of a version, by its path inside with ``/`` between the parts, in order. Config files are
-    settings, and not among them, and what is not looked at neither. NOT_FOUND if the directory or a file is gone."""
+    """The bytes of each file of a version, by its path inside with ``/`` between the parts, in order. Configs and
+    recorded answers are about loads, and not among them, nor is what is not looked at. NOT_FOUND if the directory or a
+    file is gone."""
     found: dict[str, int] = {}
     try:
         if not os.path.isdir(directory):
@@ -51,9 +59,9 @@ def version_files(directory: str) -> dict[str, int]:
             folders[:] = [name for name in folders if not is_litter(name)]
             below = os.path.relpath(folder, directory).replace(os.sep, "/")
             for name in filter(is_looked_at, names):
-                if below == "." and name in MODEL_SETTINGS_FILES:
-                    continue
-                found[name if below == "." else f"{below}/{name}"] = os.stat(os.path.join(folder, name)).st_size
+                path = name if below == "." else f"{below}/{name}"
+                if path not in FILES_ABOUT_LOADS:
+                    found[path] = os.stat(os.path.join(folder, name)).st_size
     except FileNotFoundError:
         raise not_found(f"version {os.path.basename(directory)}: its files are gone") from None
     return dict(sorted(found.items()))

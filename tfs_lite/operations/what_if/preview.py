@@ -219,8 +219,7 @@ class _Telling:
             gone = on_disk is not None and id.version not in on_disk
             why = ("its directory is gone" if gone else unwanted) if course.fate is Fate.UNLOAD else course.why
             if id.version in report.stand_ins and not why:
-                failed = ", ".join(str(each) for each in sorted(report.failed) if each > id.version)
-                why = f"it stands in for version {failed}"
+                why = f"it stands in for {report.stands_in_for(id.version)}"
             if course.before:
                 why = "; ".join(filter(None, (why, f"before that: {', then '.join(f.value for f in course.before)}")))
             found.append(

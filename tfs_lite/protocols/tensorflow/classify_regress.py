@@ -126,6 +126,20 @@ def regression_result(outputs: Mapping[str, Array], count: int) -> Message:
     return RegressionResult.FromString(data.tobytes())
 
 
+def arrays_of(result: Message) -> dict[str, Array]:
+    """A result as arrays by the names of the outputs that it was made of: labels and scores of shape [batch, number of
+    classes], or values of shape [batch]. Rows with fewer classes than others are filled up with empty labels and 0."""
+    if result.DESCRIPTOR is RegressionResult.DESCRIPTOR:
+        return {OUTPUTS: np.array([row.value for row in result.regressions], np.float32)}
+    rows = result.classifications
+    shape = (len(rows), max((len(row.classes) for row in rows), default=0))
+    labels, scores = np.full(shape, b"", object), np.zeros(shape, np.float32)
+    for row, found in enumerate(rows):
+        for column, each in enumerate(found.classes):
+            labels[row, column], scores[row, column] = each.label.encode(), each.score
+    return {CLASSES: labels, SCORES: scores}
+
+
 CLASSIFY = Kind(CLASSIFY_METHOD, "classification_result", check_classify_signature, classification_result)
 REGRESS = Kind(REGRESS_METHOD, "regression_result", check_regress_signature, regression_result)
 

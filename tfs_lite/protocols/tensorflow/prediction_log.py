@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.messages import Message, PredictionLog
+from tfs_lite.protocols.tensorflow.classify_regress import arrays_of
+from tfs_lite.protocols.tensorflow.tensor_proto import decode
 
 WARMUP_DIRECTORY = "assets.extra"
 WARMUP_NAME = "tf_serving_warmup_requests"
@@ -74,6 +77,20 @@ def logged_request(log: Message) -> LoggedRequest | None:
             StatusCode.UNIMPLEMENTED, f"Unsupported log_type for warmup: {field}; expected one of {known}"
         ) from None
     return LoggedRequest(method, getattr(log, field).request)
+
+
+def recorded_answer(log: Message) -> tuple[dict[str, Array], int | None]:
+    """The answer in a log as arrays by the names of its outputs, empty if there is none to compare with, and the
+    version that gave it, if it says. Answers of MultiInference are not compared. INVALID_ARGUMENT for tensors that
+    cannot be read."""
+    field = log.WhichOneof("log_type")
+    if field not in {method.value for method in LoggedMethod} - {LoggedMethod.MULTI_INFERENCE.value}:
+        return {}, None
+    response = getattr(log, field).response
+    version = response.model_spec.version.value if response.model_spec.HasField("version") else None
+    if field == LoggedMethod.PREDICT.value:
+        return {name: decode(tensor, name, MAX_LOG_BYTES) for name, tensor in response.outputs.items()}, version
+    return (arrays_of(response.result) if response.HasField("result") else {}), version
 
 
 def make_log(method: LoggedMethod, request: Message, response: Message) -> Message:

@@ -179,7 +179,7 @@ class Shield(RequestWatch):
         self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
     ) -> Shield | None:
         self._calls = calls
-        if all_finite(outputs):
+        if all_finite(outputs) or not self.trial.nonfinite_fails():
             self._ending = Ending.WELL
             self._tell()
             return None

@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfs_lite.config.guard import GuardSettings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_json import settings_of_json
 from tfs_lite.config.model_server import VersionPolicy
@@ -89,8 +90,9 @@ def settings_from_json(text: str, model: str) -> ModelSettings:
 
 def settings_digest(settings: ModelSettings) -> str:
     """Equal for settings with which a version is loaded alike, the number of its instances aside. The version policy
-    does not count, because it does not matter to a single version."""
-    text = repr(settings.model_copy(update={"name": "", "version_policy": None, "instance_group": ()}))
+    does not count, because it does not matter to a single version, and ``guard`` does not, which is for pushes."""
+    unread = {"name": "", "version_policy": None, "instance_group": (), "guard": GuardSettings()}
+    text = repr(settings.model_copy(update=unread))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

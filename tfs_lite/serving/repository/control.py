@@ -54,25 +54,29 @@ from tfs_lite.serving.repository.requests import (
     poll_failure,
 )
 from tfs_lite.serving.repository.resize import Resizes
-from tfs_lite.serving.repository.waiter import LoadWait
+from tfs_lite.serving.repository.waiter import LoadWait, is_at_start
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.sources.completeness import Waiting
 from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.inspector import VersionInspector
 
 CALL = Origin(Cause.REPOSITORY_CALL)
+START = "start"
+"""What the revisions of the versions end with that are loaded at the start."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOfCalls:
-    """``explicit``: by a call of its own, not only as a part of an ensemble. ``upload``: its private directory."""
+    """``explicit``: by a call of its own, not only as a part of an ensemble. ``upload``: its private directory.
+    ``kept``: what earlier calls have offered, and a feature goes on to keep."""
 
     config: ModelConfig
     settings: ModelSettings
     explicit: bool
     upload: str = ""
     offered: Mapping[int, OfferedVersion] = field(default_factory=dict)
+    kept: Mapping[int, OfferedVersion] = field(default_factory=dict)
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -236,7 +240,7 @@ class RepositoryControl:
     ) -> None:
         """Serves what was found, or what was served before."""
         name, configs = model.config.name, self._core.model_configs
-        offered = old.offered if old is not None else {}
+        offered = _offered_to(found, old) if old is not None else {}
         plan = plan_load(found, offered, self._core.manager.available_versions(name))
         self._wait.bounded(
             f"the check of model {name}",
@@ -256,7 +260,9 @@ class RepositoryControl:
             raise
         finally:
             self._core.sources.drop_preloads(name)
-        self._loaded[name] = model
+        known = {**old.kept, **offered} if old is not None else {}
+        kept = self._wait.kept(name) - model.offered.keys()
+        self._loaded[name] = replace(model, kept={version: known[version] for version in kept & known.keys()})
 
     def _require_whole(self, name: str, versions: Iterable[FoundVersion]) -> None:
         problems = {item.version: self._check.problem(item.path) for item in versions}
@@ -276,9 +282,11 @@ class RepositoryControl:
         }
 
     def _offer(self, name: str, found: FoundVersion) -> OfferedVersion:
-        """Each offer has a revision of its own, so that the manager does not take it for one that failed before."""
+        """Each offer has a revision of its own, so that nothing takes it for one that failed before. At the start of
+        the server it is the same each time: that is no order to load what an operator did not want any more."""
         self._offers += 1
-        item = ServableData.ok(ServableId(name, found.version), found.path, f"{found.state}-{self._offers}")
+        number = START if is_at_start() else str(self._offers)
+        item = ServableData.ok(ServableId(name, found.version), found.path, f"{found.state}-{number}")
         return OfferedVersion(item, found.state, found.instances)
 
     def _carry_out(self, plan: LoadPlan, model: ModelOfCalls, offered: Mapping[int, OfferedVersion]) -> None:
@@ -357,6 +365,12 @@ class RepositoryControl:
         return (
             model is not None and self._core.view.live_versions(name) == set(model.offered) and model.upload != upload
         )
+
+
+def _offered_to(found: Iterable[FoundVersion], old: ModelOfCalls) -> Mapping[int, OfferedVersion]:
+    """What the manager was offered: by the last call, and what is kept of earlier ones, as far as it is ``found``."""
+    versions = {item.version for item in found}
+    return {**{version: offer for version, offer in old.kept.items() if version in versions}, **old.offered}
 
 
 class ManifestCheck:

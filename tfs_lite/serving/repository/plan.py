@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tfs_lite.adapters.opening import SeenFiles
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.model_server import ModelConfig
+from tfs_lite.config.model_server import All, ModelConfig, VersionPolicy
 from tfs_lite.core.servable import ServableData, StoragePath
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
@@ -86,6 +86,12 @@ def find_versions(model: ModelConfig, settings: ModelSettings, disk: Disk) -> li
         )
     instances = repr(settings.instance_group)
     return [FoundVersion(version, path, state, instances) for (version, path), state in zip(found, states, strict=True)]
+
+
+def every_version(model: ModelConfig, settings: ModelSettings, disk: Disk) -> list[FoundVersion]:
+    """Those that are there, wanted or not. Errors as of :func:`find_versions`."""
+    every = VersionPolicy(all=All())
+    return find_versions(model.model_copy(update={"model_version_policy": every}), settings, disk)
 
 
 def _state(path: StoragePath, settings: ModelSettings) -> str:

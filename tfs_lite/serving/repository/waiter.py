@@ -6,11 +6,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 
+from tfs_lite.core.history import Cause, current_origin
 from tfs_lite.core.servable import ServableData, StoragePath
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.core.threads import BoundedCalls
 from tfs_lite.serving.repository.plan import OfferedVersion, Past, failures_of, load_failure
 from tfs_lite.serving.server_core import ServerCore
+
+
+def is_at_start() -> bool:
+    """Whether this thread loads what the server begins with, and carries out no order."""
+    origin = current_origin()
+    return origin is not None and origin.cause is Cause.START
 
 
 class LoadWait:
@@ -55,31 +62,42 @@ class LoadWait:
 
     def offer(self, name: str, offered: Mapping[int, OfferedVersion], *, awaited: Collection[int]) -> None:
         """Wants these versions and no others; returns when ``awaited`` are available. INVALID_ARGUMENT says why one
-        is not. An earlier incarnation has to end first, so that its end is not taken for theirs."""
-        core, wanted = self._core, set(awaited)
+        is not. An earlier incarnation has to end first, so that its end is not taken for theirs, unless a feature keeps
+        it: then it is what answers. At the start of the server, another version may answer in place of one that a
+        feature keeps from answering."""
+        core, kept = self._core, self.kept(name)
+        wanted = {version for version in awaited if version not in kept & self._core.manager.available_versions(name)}
         self._until(
             lambda: not core.view.live_versions(name) & wanted,
             f"load failed for model '{name}': its old versions are in use",
         )
-        past = self._past(name)
+        past, is_start = self._past(name), is_at_start()
         core.sources.offer(name, [offer.item for offer in offered.values()])
 
         def over() -> bool:
-            now = self._past(name)
-            failures = failures_of(awaited, now.states, now.attempts, past)
+            now, rejected = self._past(name), core.features.rejected(name)
+            failures = failures_of(wanted - rejected.keys(), now.states, now.attempts, past)
+            left_out = {version: rejected[version] for version in wanted & rejected.keys()}
+            if left_out and not is_start:
+                raise load_failure(name, left_out | (failures or {}))
             if failures:
                 raise load_failure(name, failures)
-            return failures is not None
+            return failures is not None and (not left_out or bool(core.manager.available_versions(name)))
 
         self._until(over, f"load failed for model '{name}': its versions are still loading")
 
     def withdraw(self, name: str, staying: Mapping[int, OfferedVersion], *, gone: Collection[int]) -> None:
-        """Wants only what is ``staying``; returns when none of ``gone`` answers requests any more."""
+        """Wants only what is ``staying``; returns when none of ``gone`` answers requests any more, but for those that a
+        feature keeps."""
         self._core.sources.offer(name, [offer.item for offer in staying.values()])
         self._until(
-            lambda: not self._core.manager.available_versions(name) & set(gone),
+            lambda: not self._core.manager.available_versions(name) & (set(gone) - self.kept(name)),
             f"load failed for model '{name}': its old versions are still available",
         )
+
+    def kept(self, name: str) -> set[int]:
+        """The versions that are in the list which the manager has been given last, also those that no call wants."""
+        return {servable_id.version for servable_id in self._core.states.aspired(name)}
 
     def gone(self, name: str) -> None:
         """Returns when no version answers requests any more. INTERNAL if one goes on doing so."""

@@ -111,7 +111,7 @@ def test_the_version_that_would_stand_in_for_a_refused_one_is_named(
     TaggedArchives().write_version(1, fixture.root / "d")
     answer = what_if(fixture, entry("a"), entry("d"))
     assert fates(answer)["d"] == {3: "fail", 1: "load"}
-    assert of(answer, "d")["versions"][1]["why"] == "it stands in for version 3"
+    assert of(answer, "d")["versions"][1]["why"] == "it stands in for version 3, whose load failed"
 
 
 def test_every_model_that_would_be_refused_is_named_and_nothing_else_is_said(fixture: ServerFixture) -> None:
@@ -225,7 +225,7 @@ def test_files_that_would_be_refused_are_told_before_they_are_published(fixture:
     (code / "model.py").write_text("class Model:\n    def predict(self, x):\n        return {'y': x}\n")
     status, answer = post(fixture, publish_body(code))
     assert fates(answer)["a"] == {3: "fail", 2: "stay"}
-    assert of(answer, "a")["versions"][1]["why"] == "it stands in for version 3"
+    assert of(answer, "a")["versions"][1]["why"] == "it stands in for version 3, whose load failed"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -238,6 +239,14 @@ async def test_the_client_gets_the_first_error_if_the_old_version_cannot_help(ol
     assert house.requests(NEW, "INTERNAL") == 1
     assert house.handles == 0
     assert (house.ending.shielded, house.ending.old_failed, len(house.ending.runs)) == (False, True, 1)
+
+
+async def test_an_answer_with_nan_is_a_good_one_once_the_trial_knows_that_it_is_meant() -> None:
+    house = OnTrial(Scripted(plus(np.nan)), Scripted(plus(OLD)))
+    house.trials["m"][NEW] = replace(house.trials["m"][NEW], nonfinite_fails=lambda: False)
+    answer = await house.ask()
+    assert (answer.id.version, house.ending.ending) == (NEW, Ending.WELL)
+    assert not house.old.calls
 
 
 async def test_an_answer_with_nan_is_replaced() -> None:

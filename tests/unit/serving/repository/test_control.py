@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from tests.support.errors import refusal
 from tests.support.servers.process import wait_until
 from tests.support.servers.repository_fixture import BROKEN, SOURCE, RepositoryFixture, serving_repository
 from tfs_lite.core.publish import publish
-from tfs_lite.core.servable import ModelRef
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId
+from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.source_chain import NO_MODELS
 
 TENSOR = {"data_type": "TYPE_FP32", "dims": [-1]}
@@ -478,3 +480,51 @@ def test_reload_of_a_whole_config_is_refused(fixture: RepositoryFixture) -> None
     assert "model_control_mode explicit" in refusal(
         fixture.core.reloader.reload, NO_MODELS, code=StatusCode.FAILED_PRECONDITION
     )
+
+
+class Keeper(Feature):
+    """Keeps every version that was offered once, and ``besides``, in the list."""
+
+    def __init__(self) -> None:
+        self.items: dict[int, ServableData[str]] = {}
+
+    def observe(self, callback: AspiredVersionsCallback[str]) -> AspiredVersionsCallback[str]:
+        def keep(name: str, versions: Sequence[ServableData[str]]) -> None:
+            self.items.update({item.id.version: item for item in versions})
+            callback(name, list(self.items.values()) if versions else ())
+
+        return keep
+
+
+def test_load_does_not_wait_for_the_end_of_a_version_that_a_feature_keeps(tmp_path: Path) -> None:
+    keeper = Keeper()
+    with serving_repository(tmp_path / "models", features=[lambda core: keeper], reload_timeout_seconds=20.0) as found:
+        found.configure("m")
+        for version in (1, 2):
+            found.write("m", version, plus=version)
+            found.load("m")
+        assert (found.versions("m"), found.plus("m")) == ({1, 2}, 2)
+        before = found.identity("m", 1)
+        found.configure("m", "version_policy { specific { versions: [ 1 ] } }")
+        found.load("m")
+        assert (found.versions("m"), found.identity("m", 1)) == ({1, 2}, before)
+        found.write("m", 1, plus=10)
+        found.load("m")
+        assert found.plus("m", 1) == 10
+        found.control.unload("m")
+        assert found.versions("m") == set()
+
+
+def test_load_of_a_version_that_a_feature_has_brought_takes_it_as_it_is(tmp_path: Path) -> None:
+    keeper = Keeper()
+    with serving_repository(tmp_path / "models", features=[lambda core: keeper], reload_timeout_seconds=20.0) as found:
+        found.configure("m")
+        for version in (1, 2):
+            found.write("m", version, plus=version)
+        brought = ServableId("m", 1)
+        keeper.items[1] = ServableData.ok(brought, str(found.root / "m" / "1"), "brought")
+        found.load("m")
+        wait_until(lambda: found.versions("m") == {1, 2}, "both answer", 30)
+        found.configure("m", "version_policy { all { } }")
+        found.load("m")
+        assert found.versions("m") == {1, 2}

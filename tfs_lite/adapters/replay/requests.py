@@ -26,6 +26,7 @@ from tfs_lite.protocols.tensorflow.classify_regress import (
     CLASSIFY,
     REGRESS,
     MultiInferenceTask,
+    arrays_of,
     find_inference_signature,
     first_model_spec,
     read_tasks,
@@ -39,23 +40,24 @@ Outputs = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A request that can be run any number of times: its inputs are checked and complete. ``check`` raises ServingError
-    if the outputs of the runs are not what the method promises."""
+    """A request that can be run any number of times: its inputs are checked and complete. ``answer`` makes the answer
+    of the method from the outputs of the runs, and raises ServingError if they are not what the method promises."""
 
     runs: tuple[Run, ...]
-    check: Callable[[Sequence[Outputs]], object]
+    answer: Callable[[Sequence[Outputs]], Outputs]
 
-    def once(self, servable: Servable, seconds: float) -> None:
-        """Runs the request and waits at most ``seconds`` for each run (DEADLINE_EXCEEDED). Raises what a client would
-        get. Must not be called on the servable's own thread."""
-        self.check([_outputs(servable, run, seconds) for run in self.runs])
+    def once(self, servable: Servable, seconds: float) -> Outputs:
+        """Runs the request and waits at most ``seconds`` for each run (DEADLINE_EXCEEDED). Returns the answer as
+        :func:`~tfs_lite.protocols.tensorflow.prediction_log.recorded_answer` does. Raises what a client would get. Must
+        not be called on the servable's own thread."""
+        return self.answer([_outputs(servable, run, seconds) for run in self.runs])
 
 
 def replay_of_log(signatures: Signatures, request: LoggedRequest, check_method_names: bool = False) -> Replay:
     """The replay of a logged request, whatever its model and version. Errors as those of a live request."""
     message = request.message
     if request.method is LoggedMethod.PREDICT:
-        return Replay((_checked(signatures, run_of_predict(signatures, message, check_method_names)),), _anything)
+        return Replay((_checked(signatures, run_of_predict(signatures, message, check_method_names)),), _of_predict)
     if request.method is LoggedMethod.MULTI_INFERENCE:
         first_model_spec(message)
         return _infer(signatures, read_tasks(message, signatures, check_method_names), message.input)
@@ -72,23 +74,29 @@ def replay_of_body(signatures: Signatures, text: str) -> Replay:
     body = read_predict_body(json_text.loads(text.encode()))
     signature = find_rest_signature(signatures, body.signature_name)
     run = Run(body.signature_name or DEFAULT_SIGNATURE, tensors_of(body, signature))
-    return Replay((_checked(signatures, run),), _anything)
+    return Replay((_checked(signatures, run),), _of_predict)
 
 
 def _infer(signatures: Signatures, tasks: Sequence[MultiInferenceTask], input: Message) -> Replay:
     """Replays Classify, Regress, or several of them on one input."""
     count = example_count(input)
 
-    def check(answers: Sequence[Outputs]) -> None:
-        for task, outputs in zip(tasks, answers, strict=True):
-            task.kind.result(outputs, count)
+    def answer(answers: Sequence[Outputs]) -> Outputs:
+        results = [task.kind.result(outputs, count) for task, outputs in zip(tasks, answers, strict=True)]
+        named = zip(tasks, results, strict=True)
+        return (
+            arrays_of(results[0])
+            if len(tasks) == 1
+            else {f"{task.key}.{name}": array for task, result in named for name, array in arrays_of(result).items()}
+        )
 
     runs = (Run(task.key, tensors_of_input(input, task.signature), task.outputs) for task in tasks)
-    return Replay(tuple(_checked(signatures, run) for run in runs), check)
+    return Replay(tuple(_checked(signatures, run) for run in runs), answer)
 
 
-def _anything(answers: Sequence[Outputs]) -> None:
-    """Accepts any answer: Predict promises nothing about its outputs that the model has not checked itself."""
+def _of_predict(answers: Sequence[Outputs]) -> Outputs:
+    """Predict promises nothing about its outputs that the model has not checked itself."""
+    return answers[0]
 
 
 def _checked(signatures: Signatures, run: Run) -> Run:

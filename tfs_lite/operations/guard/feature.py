@@ -1,0 +1,367 @@
+"""The guard as a feature of a server: the stage, the evidence of each trial, what runs failures again, and the file."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfs_lite.core.clock import Timer
+from tfs_lite.core.history import acting
+from tfs_lite.core.servable import ServableData, ServableId, StoragePath
+from tfs_lite.core.source import AspiredVersionsCallback
+from tfs_lite.core.status import ServingError, Status
+from tfs_lite.core.threads import PeriodicThread
+from tfs_lite.core.trial import Trial
+from tfs_lite.operations.guard.doors import GuardDoors
+from tfs_lite.operations.guard.evidence import Counts, Evidence
+from tfs_lite.operations.guard.report import GUARD, GuardReports
+from tfs_lite.operations.guard.reruns import Reruns
+from tfs_lite.operations.guard.stage import GuardEffects, GuardStage, GuardView, files_of
+from tfs_lite.operations.guard.state_file import StateFile, with_files
+from tfs_lite.operations.guard.trial import (
+    NO_JUDGEMENT,
+    OFF,
+    BakeBegun,
+    BakeEnded,
+    Command,
+    Effect,
+    Judgement,
+    Lifted,
+    Outcome,
+    Renewed,
+    Running,
+    TakenBack,
+    TrialSettings,
+    WayBackFailed,
+    WouldTakeBack,
+)
+from tfs_lite.server.feature import Doors, ServerFeature
+from tfs_lite.server.http.resources import HttpResources
+from tfs_lite.server.http.router import Api
+from tfs_lite.serving.lifecycle_events import LifecycleEvent, ModelGone
+from tfs_lite.serving.repository.control import START
+from tfs_lite.serving.repository.plan import every_version
+from tfs_lite.sources.disk import RealDisk
+from tfs_lite.sources.look import FoundVersions
+from tfs_lite.transport.table import Method
+
+if TYPE_CHECKING:
+    from tfs_lite.serving.server_core import ServerCore
+
+TICK_SECONDS = 1.0
+DISK_SECONDS = 10.0
+"""What was found on disk counts for so long, if the looks of the source find nothing new."""
+logger = logging.getLogger(__name__)
+OnReport = Callable[[str, Effect], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDisk:
+    """Every version of a model that was complete at ``at`` of the monotonic clock, when the source had ``found``
+    this."""
+
+    items: Mapping[int, ServableData[StoragePath]]
+    found: FoundVersions | None
+    at: float
+
+
+class Guard(ServerFeature):
+    """Trials of pushed versions, and the way back to older ones. Any thread may call any method.
+
+    The thread ``tfs-guard`` moves trials on: each second while there are any, else when something happens. It starts
+    with the first list. ``tfs-guard-runs`` runs failures again, from the first trial on.
+    """
+
+    def __init__(self, core: ServerCore) -> None:
+        options = core.options
+        self._core = core
+        self._trials: dict[str, Mapping[int, Trial]] = {}  # in the order in which trials were armed
+        self.trials = self._trials
+        self._lock = threading.Lock()  # guards the next two
+        self._evidence: dict[ServableId, tuple[str, Evidence]] = {}  # with the files of the version
+        self._on_disk: dict[str, _OnDisk] = {}
+        self._listeners: tuple[OnReport, ...] = ()
+        self._warned = set[str]()  # models whose trial the policy does not allow
+        self._reruns = Reruns(core.handle, core.clock)
+        self.reports = GuardReports(core, self.view, self.counts)
+        self.listen(self.reports.on_effect)
+        self._thread = PeriodicThread("tfs-guard", self._tick, None)
+        self._life = threading.Lock()  # guards the next three
+        self._started = self._stopped = False
+        self._timer: Timer | None = None
+        self._unsaved = False  # the last write has failed; only the guard's thread writes
+        effects = GuardEffects(
+            hold=core.manager.hold,
+            set_trials=self._set_trials,
+            judgement=self._judgement,
+            answered=self._answered,
+            wake=self._wake,
+            on_disk=self._look,
+            reject=lambda name, versions: core.sources.reject(name, versions),
+            report=self._report,
+            save=self._save,
+        )
+        self._stage = GuardStage(
+            effects, core.clock, self._settings_of, (lambda revision: revision) if options.is_explicit else files_of
+        )
+        self._file: StateFile | None = None
+        if options.state_directory:
+            self._file = StateFile(options.state_directory, core.clock.time, counts_ends=not options.is_explicit)
+            saved = self._file.read()
+            self._stage.restore(with_files(saved, _at_start) if options.is_explicit else saved)
+
+    # For those who ask.
+
+    def view(self, name: str) -> GuardView | None:
+        """How the model stands; None for one without a list."""
+        return self._stage.view(name)
+
+    def counts(self, id: ServableId) -> Counts | None:
+        """How requests have ended on a version that is on trial; None for any other."""
+        found = self._evidence_of(id)
+        return found.counts if found is not None else None
+
+    @property
+    def stage(self) -> GuardStage:
+        return self._stage
+
+    def command(self, name: str, command: Command) -> None:
+        """Carries an order out; see :meth:`GuardStage.command`."""
+        self._stage.command(name, command)
+        self._wake()
+
+    def listen(self, listener: OnReport) -> None:
+        """Calls ``listener`` with the model and each effect from now on, on the guard's thread or that of a command."""
+        self._listeners = (*self._listeners, listener)
+
+    def rejected(self, name: str) -> Mapping[int, Status]:
+        return self._stage.rejected(name)
+
+    def accepted(self, id: ServableId) -> bool:
+        return self._stage.accepts(id)
+
+    # Lists and events.
+
+    def observe(self, callback: AspiredVersionsCallback[StoragePath]) -> AspiredVersionsCallback[StoragePath]:
+        return self._stage.observe(callback)
+
+    def on_event(self, event: LifecycleEvent) -> None:
+        if isinstance(event, ModelGone):
+            with self._lock:
+                self._on_disk.pop(event.name, None)
+            self._warned.discard(event.name)
+        self.reports.on_event(event)
+        self._stage.on_event(event)
+
+    # What people see and say.
+
+    def attach(self, doors: Doors) -> None:
+        self._doors = GuardDoors(self.reports, self.command)
+
+    def http(self, resources: HttpResources) -> Sequence[Api[Any]]:
+        return (self._doors.http(resources),)
+
+    def grpc(self) -> Sequence[Method]:
+        return self._doors.grpc()
+
+    def close_doors(self) -> None:
+        self._doors.close()
+
+    # From start to close.
+
+    def start(self) -> None:
+        """What was rejected before is known to the sources before they look for the first time."""
+        saved = self._stage.saved()
+        for name, model in saved.items():
+            self._core.sources.reject(name, {rejection.version for rejection in model.rejected})
+        if self._file is not None:
+            self._file.write(saved)
+
+    def stopping(self) -> None:
+        """Trials go on with the next server."""
+        with self._life:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
+        if self._file is not None:
+            self._file.close(self._stage.saved())
+        self._thread.stop()
+        self._reruns.close()
+
+    # The thread.
+
+    def _wake(self) -> None:
+        """Starts the thread where it does not run yet."""
+        with self._life:
+            if self._stopped:
+                return
+            if not self._started:
+                try:
+                    self._thread.start()
+                except ServingError as error:  # the next event tries again
+                    logger.warning("%s", error)
+                    return
+                self._started = True
+        self._thread.wake()
+
+    def _tick(self) -> None:
+        if self._unsaved:
+            self._save()
+        with acting(GUARD):
+            goes_on = self._stage.tick()
+        with self._lock:
+            counts = [(id, evidence.counts) for id, (_, evidence) in self._evidence.items()]
+        for each in counts:
+            self.reports.on_counts(*each)
+        if goes_on or self._unsaved:
+            with self._life:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = None if self._stopped else self._core.clock.call_later(TICK_SECONDS, self._wake)
+
+    # What the stage asks and does; see GuardEffects.
+
+    def _set_trials(self, name: str, trials: Sequence[Running]) -> None:
+        found = dict[int, Trial]()
+        with self._lock:
+            before = {id: self._evidence.pop(id) for id in [id for id in self._evidence if id.name == name]}
+            for trial in trials:
+                id = ServableId(name, trial.new)
+                files, evidence = before.pop(id, ("", None))
+                if evidence is None or files != trial.files:
+                    self._forget(evidence)
+                    evidence = Evidence(id, trial.old, self._core.clock.monotonic)
+                evidence.old = trial.old
+                self._evidence[id] = trial.files, evidence
+                self._reruns.watch(evidence)
+                found[trial.new] = Trial(
+                    trial.old, evidence.on_end, trial.settings.repeats, nonfinite_fails=evidence.nonfinite_fails
+                )
+        for _, evidence in before.values():
+            self._forget(evidence)
+        if found.keys() != self._trials.get(name, found).keys() or not found:
+            self._trials.pop(name, None)
+        if found:
+            self._trials[name] = found
+
+    def _forget(self, evidence: Evidence | None) -> None:
+        if evidence is not None:
+            self._reruns.forget(evidence)
+            self.reports.metrics.on_counts(evidence.id, evidence.counts, last=True)
+
+    def _evidence_of(self, id: ServableId) -> Evidence | None:
+        with self._lock:
+            return self._evidence.get(id, ("", None))[1]
+
+    def _judgement(self, id: ServableId) -> Judgement:
+        found = self._evidence_of(id)
+        return NO_JUDGEMENT if found is None else found.judgement(self._core.clock.monotonic())
+
+    def _answered(self, id: ServableId) -> int:
+        counts = self.counts(id)
+        return counts.answered if counts is not None else 0
+
+    def _settings_of(self, item: ServableData[StoragePath]) -> TrialSettings:
+        """The settings of a load of the item now: those of the model's config, else the flags."""
+        options, name = self._core.options, item.id.name
+        settings = self._core.model_configs(item.payload, name)
+        own, repeats = settings.guard, settings.retry_lost_batches
+        bake_seconds = options.bake_seconds if own.bake_seconds is None else own.bake_seconds
+        if options.aspired_version_policy == "resource":
+            if bake_seconds and name not in self._warned:
+                self._warned.add(name)
+                logger.warning(
+                    "model %s: its guard.bake_seconds is ignored: with --aspired_version_policy=resource the old "
+                    "version goes before the new one is loaded",
+                    name,
+                )
+            return OFF
+        return TrialSettings(
+            bake_seconds,
+            options.bake_requests if own.bake_requests is None else own.bake_requests,
+            (own.bake_verdict or options.bake_verdict) == "tell",
+            own.shadow_percent if repeats else 0.0,
+            own.shadow_seconds if repeats else 0.0,
+            repeats,
+        )
+
+    def _look(self, name: str) -> Mapping[int, ServableData[StoragePath]] | None:
+        """Every complete version of the model, as it would be offered; None if the disk does not tell."""
+        core, now = self._core, self._core.clock.monotonic()
+        found = core.sources.found(name)
+        with self._lock:
+            known = self._on_disk.get(name)
+        if known is not None and known.found == found and now < known.at + DISK_SECONDS:
+            return known.items
+        look = self._look_beside if core.options.is_explicit else core.sources.complete
+        try:
+            items = core.disk_calls.call(f"the versions of model {name}", lambda: look(name))
+        except ServingError:
+            return None
+        if items is not None:
+            with self._lock:
+                self._on_disk[name] = _OnDisk(items, found, now)
+        return items
+
+    def _look_beside(self, name: str) -> Mapping[int, ServableData[StoragePath]] | None:
+        """Where versions come by calls: the directories of the model's base path. Raises ServingError."""
+        model = self._core.sources.configs.get(name)
+        if model is None:
+            return None
+        settings = self._core.model_configs(model.base_path, name)
+        return {
+            each.version: ServableData.ok(ServableId(name, each.version), each.path, f"{each.state}-guard")
+            for each in every_version(model, settings, RealDisk())
+        }
+
+    def _report(self, name: str, effect: Effect) -> None:
+        _log(name, effect)
+        for listener in self._listeners:
+            try:
+                listener(name, effect)
+            except Exception:
+                logger.exception("what follows from an effect of the guard failed")
+        self._core.changes.notify(name)
+
+    def _save(self) -> None:
+        """A write that fails is tried again each second."""
+        file = self._file
+        if file is None:
+            return
+        try:
+            self._unsaved = not self._core.disk_calls.call(
+                "the state directory", lambda: file.write(self._stage.saved())
+            )
+        except ServingError as error:
+            if not self._unsaved:
+                logger.error("what the guard remembers is not written: %s", error)
+            self._unsaved = True
+
+
+def _at_start(revision: str) -> str:
+    """The revision that the same files have where a server that is told what to load begins with them."""
+    return f"{revision.rpartition('-')[0]}-{START}"
+
+
+def _log(name: str, effect: Effect) -> None:
+    match effect:
+        case BakeBegun(trial):
+            text = "%s version %d is on trial: version %d answers what fails on it"
+            logger.info(text, name, trial.new, trial.old)
+        case BakeEnded(trial, outcome, text):
+            level = logging.INFO if outcome in (Outcome.PASSED, Outcome.ACCEPTED) else logging.WARNING
+            logger.log(level, "%s: the trial of version %d is over: %s", name, trial.new, text)
+        case TakenBack(rejection, to):
+            logger.warning("%s version %d was %s; version %d answers", name, rejection.version, rejection.why, to)
+        case WouldTakeBack(trial, text):
+            logger.warning("%s version %d %s", name, trial.new, text)
+        case Lifted(version, text, forced):
+            level = logging.WARNING if forced else logging.INFO
+            logger.log(level, "%s version %d may answer again: %s", name, version, text)
+        case Renewed(version):
+            logger.info("%s version %d is loaded again", name, version)
+        case WayBackFailed(to, text):
+            logger.error("%s does not go back to version %d: %s", name, to, text)

@@ -1,0 +1,203 @@
+"""What the guard remembers over a restart: ``guard.json`` in the state directory.
+
+    {"format": 1, "clean": false, "models": {"m": {"rejected": [...], "accepted": {"8": FILES}, "trials": [...]}}}
+
+It is replaced as a whole: written under another name, synced, renamed. ``clean`` is true only after a server has
+stopped as it should, so that the next one knows of a server that ended during a trial: the trial counts these ends, and
+after :data:`UNCLEAN_ENDS` of them its version is rejected. Nothing else would stop a version that ends the server.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tfs_lite.operations.guard.stage import SavedModel, SavedTrial
+from tfs_lite.operations.guard.trial import MAX_REMEMBERED, By, Rejection
+
+FILE = "guard.json"
+FORMAT = 1
+UNCLEAN_ENDS = 2
+"""So many ends of a server during a version's trial reject the version."""
+MAX_BYTES = 64 << 20
+logger = logging.getLogger(__name__)
+_Trial = tuple[str, int, str]
+"""Model, new version and its files."""
+
+
+class StateFile:
+    """``read`` -> ``write``* -> ``close``. One thread at a time writes."""
+
+    def __init__(self, directory: str, time: Callable[[], float], counts_ends: bool = True) -> None:
+        """``time``: now, in seconds since 1970. ``counts_ends``: whether a version is rejected after servers have ended
+        during its trial."""
+        self._path = Path(directory, FILE)
+        self._time = time
+        self._counts_ends = counts_ends
+        self._lock = threading.Lock()  # guards the fields below, and the file
+        self._unclean: dict[_Trial, int] = {}  # the unclean ends during trials
+        self._written = b""
+        self._problem = ""  # of the last write, in words
+        self._closed = False
+
+    def read(self) -> dict[str, SavedModel]:
+        """What earlier servers have left. A file that cannot be read is moved aside, which is logged."""
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(MAX_BYTES)
+            document = _object(json.loads(data))
+            if document["format"] != FORMAT:
+                raise ValueError(f"its format is {document['format']!r}, expected {FORMAT}")
+            clean = bool(document["clean"])
+            models = {str(name): _object(found) for name, found in _object(document["models"]).items()}
+            return {name: self._restored(name, found, clean) for name, found in models.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._unclean.clear()
+            self._move_aside(error)
+            return {}
+
+    def _restored(self, name: str, found: Mapping[str, Any], clean: bool) -> SavedModel:
+        rejected = [_rejection(_object(each)) for each in _list(found["rejected"])]
+        accepted = {int(version): str(files) for version, files in _object(found["accepted"]).items()}
+        trials = []
+        for each in map(_object, _list(found["trials"])):
+            trial = SavedTrial(int(each["new"]), str(each["files"]), int(each["old"]))
+            unclean = int(each["unclean"]) + (not clean)
+            if unclean < UNCLEAN_ENDS or not self._counts_ends:
+                trials.append(trial)
+                self._unclean[name, trial.new, trial.files] = unclean
+                continue
+            why = f"taken back at the start of the server: {unclean} servers before it ended uncleanly during its trial"
+            rejected.append(Rejection(trial.new, trial.files, why, self._time()))
+            logger.warning("model %s version %d is %s", name, trial.new, why)
+        return SavedModel(_bounded(rejected), dict(list(accepted.items())[:MAX_REMEMBERED]), tuple(trials))
+
+    def _move_aside(self, error: Exception) -> None:
+        aside = self._path.with_name(f"{FILE}.unreadable")
+        with suppress(OSError):
+            os.replace(self._path, aside)
+        what = error.strerror if isinstance(error, OSError) else error
+        logger.error("%s of the state directory cannot be read (%s); it is now %s", FILE, what, aside.name)
+
+    def write(self, saved: Mapping[str, SavedModel]) -> bool:
+        """Replaces what is remembered. False: it could not, which is logged at the first failure of a kind, and what
+        was remembered before stays."""
+        with self._lock:
+            return self._closed or self._write(saved, clean=False)
+
+    def close(self, saved: Mapping[str, SavedModel]) -> None:
+        """The server stops as it should; later calls of ``write`` write nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._write(saved, clean=True)
+
+    def _write(self, saved: Mapping[str, SavedModel], *, clean: bool) -> bool:
+        """Called with the lock held. Without anything to remember, no file is made."""
+        trials = {(name, trial.new, trial.files) for name, model in saved.items() for trial in model.trials}
+        self._unclean = {trial: self._unclean.get(trial, 0) for trial in trials}
+        models = {name: self._as_json(name, model) for name, model in sorted(saved.items())}
+        data = (json.dumps({"format": FORMAT, "clean": clean, "models": models}, indent=1) + "\n").encode()
+        if data == self._written or (not models and not self._path.exists()):
+            return True
+        try:
+            _replace(self._path, data)
+            self._written, self._problem = data, ""
+            return True
+        except OSError as error:
+            problem = error.strerror or type(error).__name__
+            if problem != self._problem:
+                logger.error("%s of the state directory cannot be written: %s", FILE, problem)
+            self._problem = problem
+            return False
+
+    def _as_json(self, name: str, model: SavedModel) -> dict[str, Any]:
+        return {
+            "rejected": [
+                {
+                    "version": each.version,
+                    "files": each.files,
+                    "why": each.why,
+                    "at": each.at,
+                    "by": each.by.value,
+                    "rolled_back": each.rolled_back,
+                }
+                for each in _bounded(model.rejected)
+            ],
+            "accepted": {str(version): files for version, files in model.accepted.items()},
+            "trials": [
+                {
+                    "new": trial.new,
+                    "files": trial.files,
+                    "old": trial.old,
+                    "unclean": self._unclean[name, trial.new, trial.files],
+                }
+                for trial in model.trials
+            ],
+        }
+
+
+def with_files(saved: Mapping[str, SavedModel], files_of: Callable[[str], str]) -> dict[str, SavedModel]:
+    """The same, where files are told by something else."""
+    return {
+        name: SavedModel(
+            tuple(replace(each, files=files_of(each.files)) for each in model.rejected),
+            {version: files_of(files) for version, files in model.accepted.items()},
+            tuple(replace(trial, files=files_of(trial.files)) for trial in model.trials),
+        )
+        for name, model in saved.items()
+    }
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """The file has the old or the new bytes, whatever ends the process. Readable by the server's user alone."""
+    new = path.with_name(f"{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(new, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _rejection(found: Mapping[str, Any]) -> Rejection:
+    return Rejection(
+        int(found["version"]),
+        str(found["files"]),
+        str(found["why"]),
+        float(found["at"]),
+        By(found["by"]),
+        bool(found["rolled_back"]),
+    )
+
+
+def _bounded(rejected: Iterable[Rejection]) -> tuple[Rejection, ...]:
+    """The highest versions."""
+    return tuple(sorted(rejected, key=lambda each: each.version, reverse=True)[:MAX_REMEMBERED])
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, got {type(value).__name__}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, got {type(value).__name__}")
+    return value
