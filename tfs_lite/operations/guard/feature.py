@@ -6,16 +6,20 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfs_lite.core.clock import Timer
+from tfs_lite.core.history import acting
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.trial import Trial
+from tfs_lite.core.trial import Shadow, Trial
+from tfs_lite.operations.guard.doors import GuardDoors
 from tfs_lite.operations.guard.evidence import Counts, Evidence
+from tfs_lite.operations.guard.report import GUARD, GuardReports
 from tfs_lite.operations.guard.reruns import Reruns
+from tfs_lite.operations.guard.shadow import ShadowReport, ShadowRuns
 from tfs_lite.operations.guard.stage import GuardEffects, GuardStage, GuardView, files_of
 from tfs_lite.operations.guard.state_file import StateFile, with_files
 from tfs_lite.operations.guard.trial import (
@@ -31,18 +35,22 @@ from tfs_lite.operations.guard.trial import (
     Outcome,
     Renewed,
     Running,
+    Stage,
     TakenBack,
     TrialSettings,
     WayBackFailed,
     WouldTakeBack,
     guarded,
 )
-from tfs_lite.server.feature import ServerFeature
+from tfs_lite.server.feature import Doors, ServerFeature
+from tfs_lite.server.http.resources import HttpResources
+from tfs_lite.server.http.router import Api
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, ModelGone
 from tfs_lite.serving.repository.control import START
 from tfs_lite.serving.repository.plan import every_version
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.look import FoundVersions
+from tfs_lite.transport.table import Method
 
 if TYPE_CHECKING:
     from tfs_lite.serving.server_core import ServerCore
@@ -76,12 +84,17 @@ class Guard(ServerFeature):
         self._core = core
         self._trials: dict[str, Mapping[int, Trial]] = {}  # in the order in which trials were armed
         self.trials = self._trials
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next three
         self._evidence: dict[ServableId, tuple[str, Evidence]] = {}  # with the files of the version
+        self._shadows: dict[
+            str, tuple[str, ShadowRuns]
+        ] = {}  # the last one of each model, which may be over; with files
         self._on_disk: dict[str, _OnDisk] = {}
         self._listeners: tuple[OnReport, ...] = ()
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
+        self.reports = GuardReports(core, self.view, self.counts, self.shadow)
+        self.listen(self.reports.on_effect)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three
         self._started = self._stopped = False
@@ -118,6 +131,12 @@ class Guard(ServerFeature):
         found = self._evidence_of(id)
         return found.counts if found is not None else None
 
+    def shadow(self, id: ServableId) -> ShadowReport | None:
+        """What the shadow of a version shows, or has shown; None for one that had none, or not the last one."""
+        with self._lock:
+            _, runs = self._shadows.get(id.name, ("", None))
+        return runs.report if runs is not None and runs.id == id else None
+
     @property
     def stage(self) -> GuardStage:
         return self._stage
@@ -153,8 +172,26 @@ class Guard(ServerFeature):
         if isinstance(event, ModelGone):
             with self._lock:
                 self._on_disk.pop(event.name, None)
+                _, runs = self._shadows.pop(event.name, ("", None))
+            if runs is not None:
+                runs.close()
             self._warned.discard(event.name)
+        self.reports.on_event(event)
         self._stage.on_event(event)
+
+    # What people see and say.
+
+    def attach(self, doors: Doors) -> None:
+        self._doors = GuardDoors(self.reports, self.command)
+
+    def http(self, resources: HttpResources) -> Sequence[Api[Any]]:
+        return (self._doors.http(resources),)
+
+    def grpc(self) -> Sequence[Method]:
+        return self._doors.grpc()
+
+    def close_doors(self) -> None:
+        self._doors.close()
 
     # From start to close.
 
@@ -176,6 +213,10 @@ class Guard(ServerFeature):
             self._file.close(self._stage.saved())
         self._thread.stop()
         self._reruns.close()
+        with self._lock:
+            shadows = [runs for _, runs in self._shadows.values()]
+        for runs in shadows:
+            runs.close()
 
     # The thread.
 
@@ -196,7 +237,13 @@ class Guard(ServerFeature):
     def _tick(self) -> None:
         if self._unsaved:
             self._save()
-        if self._stage.tick() or self._unsaved:
+        with acting(GUARD):
+            goes_on = self._stage.tick()
+        with self._lock:
+            counts = [(id, evidence.counts) for id, (_, evidence) in self._evidence.items()]
+        for each in counts:
+            self.reports.on_counts(*each)
+        if goes_on or self._unsaved:
             with self._life:
                 if self._timer is not None:
                     self._timer.cancel()
@@ -218,8 +265,15 @@ class Guard(ServerFeature):
                 self._evidence[id] = trial.files, evidence
                 self._reruns.watch(evidence)
                 found[trial.new] = Trial(
-                    trial.old, evidence.on_end, trial.settings.repeats, nonfinite_fails=evidence.nonfinite_fails
+                    trial.old,
+                    evidence.on_end,
+                    trial.settings.repeats,
+                    self._shadow_of(id, trial),
+                    nonfinite_fails=evidence.nonfinite_fails,
                 )
+            over = self._shadows.get(name)
+        if over is not None and all(trial.shadow is None for trial in found.values()):
+            over[1].close()
         for _, evidence in before.values():
             self._forget(evidence)
         if found.keys() != self._trials.get(name, found).keys() or not found:
@@ -227,9 +281,23 @@ class Guard(ServerFeature):
         if found:
             self._trials[name] = found
 
+    def _shadow_of(self, id: ServableId, trial: Running) -> Shadow | None:
+        """Called with the lock held."""
+        if trial.stage is not Stage.SHADOW:
+            return None
+        settings = trial.settings
+        files, runs = self._shadows.get(id.name, ("", None))
+        if runs is None or runs.id != id or files != trial.files or runs.closed:
+            if runs is not None:
+                runs.close()
+            runs = ShadowRuns(id, self._core.handle, settings.rtol, settings.atol)
+            self._shadows[id.name] = trial.files, runs
+        return Shadow(settings.shadow_percent / 100, runs.take)
+
     def _forget(self, evidence: Evidence | None) -> None:
         if evidence is not None:
             self._reruns.forget(evidence)
+            self.reports.metrics.on_counts(evidence.id, evidence.counts, last=True)
 
     def _evidence_of(self, id: ServableId) -> Evidence | None:
         with self._lock:
@@ -265,6 +333,8 @@ class Guard(ServerFeature):
             own.shadow_percent if repeats else 0.0,
             own.shadow_seconds if repeats else 0.0,
             repeats,
+            own.rtol,
+            own.atol,
         )
 
     def _look(self, name: str) -> Mapping[int, ServableData[StoragePath]] | None:

@@ -44,7 +44,8 @@ class TrialSettings:
 
     ``bake_seconds``: 0 for no trial. ``bake_requests``: the trial also waits for so many answers of the new version.
     ``tells_only``: the version is never taken back; what would have been is told. ``shadow_percent`` and
-    ``shadow_seconds``: both above 0 for a shadow before the bake. ``repeats``: a request may run twice, so that the old
+    ``shadow_seconds``: both above 0 for a shadow before the bake; ``rtol`` and ``atol``: how far its numbers may differ
+    from those of the old version, to count as equal. ``repeats``: a request may run twice, so that the old
     version may be asked where the new one has failed.
     """
 
@@ -54,6 +55,8 @@ class TrialSettings:
     shadow_percent: float = 0.0
     shadow_seconds: float = 0.0
     repeats: bool = True
+    rtol: float = 0.01
+    atol: float = 0.0001
 
     @property
     def bakes(self) -> bool:
@@ -662,7 +665,7 @@ def _undone(now: float, state: ModelState, seen: Seen, command: Command) -> Resu
     trials = sorted(state.trials, key=lambda trial: trial.stage is Stage.ARMED)
     trial = next((trial for trial in trials if command.version in (None, trial.new)), None)
     if trial is not None:
-        why = f"taken back by an operator{_by(command.who)}"
+        why = f"taken back by {command.who or 'an operator'}"
         rejection = Rejection(trial.new, trial.files, why, seen.at, By.OPERATOR)
         return _take_back(state, seen, rejection, trial, command.who)
     top = _newest(state, seen)
@@ -812,4 +815,4 @@ def _so_far(seen: Seen) -> str:
 
 
 def _by(who: str) -> str:
-    return f", {who}" if who else ""
+    return f" by {who}" if who else ""
