@@ -12,6 +12,7 @@ from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.operations.guard.evidence import Counts
 from tfs_lite.operations.guard.metrics import GuardMetrics
+from tfs_lite.operations.guard.shadow import ShadowReport
 from tfs_lite.operations.guard.stage import GuardView
 from tfs_lite.operations.guard.trial import (
     BakeBegun,
@@ -20,6 +21,7 @@ from tfs_lite.operations.guard.trial import (
     Effect,
     Lifted,
     Rejection,
+    Running,
     Stage,
     TakenBack,
     WayBackFailed,
@@ -39,7 +41,8 @@ GUARD = Origin(Cause.GUARD)
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a model stands. ``counts`` are those of the trial. ``answers``: the version that answers requests without a
-    version. ``back_to``: the version that a rollback without a version would go to, None if there is none.
+    version. ``shadow``: what the last shadow of the model has shown, if it was that of the version on trial, or of the
+    last one. ``back_to``: the version that a rollback without a version would go to, None if there is none.
     ``remembered``: whether a restart of the server keeps what was rejected."""
 
     view: GuardView
@@ -47,6 +50,7 @@ class Standing:
     answers: int | None = None
     back_to: int | None = None
     remembered: bool = False
+    shadow: ShadowReport | None = None
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -70,7 +74,7 @@ class Standing:
             "votes": {"against": judgement.against, "for": judgement.votes_for, "needed": judgement.needed},
             "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(counts.old_run_ms)},
             "failures": [{"request_id": each.request_id, "error": each.error} for each in counts.failures],
-            "shadow": None,
+            "shadow": None if self.shadow is None else self.shadow.as_json,
             "rejected": [_rejected(each) for each in view.rejected],
             "answers": self.answers,
             "back_to": self.back_to,
@@ -107,12 +111,18 @@ def _milliseconds(value: float | None) -> float | None:
 
 class GuardReports:
     """What the guard tells: any thread may ask and tell. ``view`` and ``counts`` are the guard's own: how a model
-    stands, and what the requests of the trial of this version have shown (None without a trial)."""
+    stands, what the requests of the trial of this version have shown (None without a trial), and what its shadow has
+    shown."""
 
     def __init__(
-        self, core: ServerCore, view: Callable[[str], GuardView | None], counts: Callable[[ServableId], Counts | None]
+        self,
+        core: ServerCore,
+        view: Callable[[str], GuardView | None],
+        counts: Callable[[ServableId], Counts | None],
+        shadow: Callable[[ServableId], ShadowReport | None] = lambda id: None,
     ) -> None:
         self._core = core
+        self._shadow = shadow
         self._view = view
         self._counts = counts
         self._shielded: dict[ServableId, tuple[float, int]] = {}  # when it was told last, and of how many
@@ -136,7 +146,10 @@ class GuardReports:
         view, counts = found
         answers = self.latest(name)
         remembered = bool(self._core.options.state_directory)
-        return Standing(view, counts, answers, self._back_to(name, view, answers), remembered)
+        last = view.trial or view.ended
+        version = None if last is None else last.new if isinstance(last, Running) else last.version
+        shadow = None if version is None else self._shadow(ServableId(name, version))
+        return Standing(view, counts, answers, self._back_to(name, view, answers), remembered, shadow)
 
     def latest(self, name: str) -> int | None:
         """The version that answers requests which name none."""
@@ -174,7 +187,11 @@ class GuardReports:
         at, told = self._shielded.get(id, (-SHIELDED_EVERY, 0))
         if counts.shielded > told and now - at >= SHIELDED_EVERY:
             self._shielded[id] = now, counts.shielded
-            details = {"shielded": counts.shielded, "failed": counts.failed, "requests": counts.requests}
+            details: dict[str, Any] = {
+                "shielded": counts.shielded,
+                "failed": counts.failed,
+                "requests": counts.requests,
+            }
             if counts.failures:
                 details["why"] = counts.failures[0].error
             self._append(EventKind.SHIELDED, id.name, id.version, details)
@@ -184,9 +201,13 @@ class GuardReports:
         match effect:
             case BakeBegun(trial):
                 details = {"over": trial.old, "stage": trial.stage.value, "bake_seconds": trial.settings.bake_seconds}
+                if trial.stage is Stage.BAKING:
+                    details |= self._shadow_shown(name, trial)
                 self._append(EventKind.BAKE_BEGUN, name, trial.new, details)
             case BakeEnded(trial, outcome, text) if trial.stage is not Stage.ARMED:
                 details = {"over": trial.old, "outcome": outcome.value, "why": text}
+                if trial.stage is Stage.SHADOW:
+                    details |= self._shadow_shown(name, trial)
                 self._append(EventKind.BAKE_ENDED, name, trial.new, details)
             case TakenBack(rejection, to, _, who):
                 if rejection.by is By.GUARD:
@@ -201,6 +222,11 @@ class GuardReports:
                 self._append(EventKind.LIFTED, name, version, {"why": text, "forced": forced}, origin)
             case WayBackFailed(to, text):
                 self._append(EventKind.WAY_BACK_FAILED, name, to, {"why": text})
+
+    def _shadow_shown(self, name: str, trial: Running) -> Mapping[str, Any]:
+        """The detail of the event with which a shadow ends."""
+        found = self._shadow(ServableId(name, trial.new))
+        return {} if found is None else {"shadow": str(found)}
 
     def _append(
         self,
