@@ -284,6 +284,16 @@ def test_embeddings_are_refused_in_openais_words(encoders: Encoders, case: str) 
     assert words in error["message"]
 
 
+def test_a_full_queue_is_429_for_embeddings_and_says_when_to_come_again(tmp_path: Path) -> None:
+    save_embedder(tmp_path / "means" / "1")
+    with serving(tmp_path, model_repository=str(tmp_path), max_queued_requests=1) as served:
+        sent = {"model": "means", "input": ["cat"] * 2048}  # is queued as several calls, more than may wait
+        answer = httpx.post(f"{served.url}/openai/v1/embeddings", json=sent, timeout=60)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+    assert "the most allowed; try again later" in answer.json()["error"]["message"]
+
+
 def test_models_of_embeddings_are_listed(encoders: Encoders) -> None:
     listed = {model.id for model in encoders.openai.models.list()}
     assert listed == {"means", "sentences", "positions", "numbers"}

@@ -39,7 +39,7 @@ class WorkerLost(ServingError):
 
 class WorkerBusy(ServingError):
     """The process that has the model has as many requests as it takes, and has not looked at this one: it is safe to
-    run it elsewhere, or later. RESOURCE_EXHAUSTED."""
+    run it elsewhere, or later. RESOURCE_EXHAUSTED, with QUEUE_FULL."""
 
     def __init__(self, message: str) -> None:
         super().__init__(StatusCode.RESOURCE_EXHAUSTED, message, Reason.QUEUE_FULL)

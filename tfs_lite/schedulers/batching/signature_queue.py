@@ -8,7 +8,7 @@ from math import inf
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import Signature
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Status, queue_full
 from tfs_lite.schedulers.batching.batch_delay import AdaptiveDelay
 from tfs_lite.schedulers.batching.forming import NOTHING, ONE, BatchDecision, form_batch
 from tfs_lite.schedulers.batching.queue import BatchJob, JobQueue
@@ -108,10 +108,9 @@ class SignatureQueue(JobQueue):
         return late
 
     def _overloaded(self) -> Status:
-        return Status(
-            StatusCode.UNAVAILABLE,
+        return queue_full(
             f"{self._name} is overloaded: {self.rows} rows wait, and the request would not be answered before "
-            "its deadline; try again later",
+            "its deadline; try again later"
         )
 
     def decide(self, now: float) -> BatchDecision:

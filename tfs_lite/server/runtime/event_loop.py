@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.core.threads import JOIN_SECONDS, Pool, join, within
 
 T = TypeVar("T")
@@ -33,9 +33,8 @@ class BackgroundRunner:
         """Returns the result of ``work``, which runs with the caller's context variables. RESOURCE_EXHAUSTED when too
         much is waiting. When the caller is cancelled, work that has begun goes on, and work that has not is dropped."""
         if self._pending >= self._max_pending:
-            raise ServingError(
-                StatusCode.RESOURCE_EXHAUSTED, f"{self._pending} {self._what} requests are pending, no more are taken"
-            )
+            message = f"{self._pending} {self._what} requests are pending, no more are taken"
+            raise ServingError(StatusCode.RESOURCE_EXHAUSTED, message, Reason.QUEUE_FULL)
         queued = self._executor.submit(copy_context().run, work)
         self._pending += 1
         future = asyncio.wrap_future(queued)

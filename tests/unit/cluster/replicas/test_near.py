@@ -70,12 +70,13 @@ def test_busy_replica_has_not_run_the_request_and_a_model_that_says_so_has(open_
         runs = [pool.submit(model.run, "gate", {"x": ROW}, ()) for _ in range(MAX_ONGOING)]
         asking = RequestChannel(dial_frames(replica.address, Credentials(SECRET)))
         wait_until(lambda: asking.ask(PING) or asking.ongoing == MAX_ONGOING, "all are inside")
-        with pytest.raises(WorkerBusy, match="its replica is busy"):
+        with pytest.raises(WorkerBusy, match="its replica is busy") as busy:
             other.run("", {"x": ROW}, ())
         (tmp_path / "open").touch()
         for run in runs:
             run.result(60)
     asking.close()
+    assert busy.value.status.reason is Reason.QUEUE_FULL
     np.testing.assert_array_equal(other.run("", {"x": ROW}, ("y",))["y"], ROW)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import DataType, ShapeContract, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import MARGIN, SignatureQueue
@@ -34,7 +34,7 @@ def test_call_that_could_not_be_answered_in_time_is_refused_at_once(workers: int
     queue = queue_with(8, run_seconds=1.0)
     late = queue.overload(queue.job(call(runs * MARGIN - 0.01), 0.0), workers)
     assert late is not None
-    assert late.code is StatusCode.UNAVAILABLE
+    assert (late.code, late.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     assert "8 rows wait" in late.message
     assert queue.overload(queue.job(call(runs * MARGIN), 0.0), workers) is None
 
@@ -62,7 +62,7 @@ def test_jobs_whose_run_would_end_after_their_deadline_make_room_for_those_behin
         queue.add(job)
     shed = queue.shed(0.0)
     assert [job for job, _ in shed] == [late, later]
-    assert {status.code for _, status in shed} == {StatusCode.UNAVAILABLE}
+    assert {(status.code, status.reason) for _, status in shed} == {(StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)}
     assert "would not be answered before its deadline" in shed[0][1].message
     assert list(queue) == [good, *behind]
 

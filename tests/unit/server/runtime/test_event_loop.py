@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 
@@ -31,7 +31,7 @@ async def test_more_than_the_bound_is_refused_and_the_rest_is_done() -> None:
     assert await asyncio.to_thread(begun.acquire, timeout=20)
     with pytest.raises(ServingError) as caught:
         await runner.run(lambda: None)
-    assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
+    assert (caught.value.code, caught.value.status.reason) == (StatusCode.RESOURCE_EXHAUSTED, Reason.QUEUE_FULL)
     gate.set()
     assert await asyncio.gather(*waiting) == [True, True]
     await runner.run(lambda: None)
