@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.arguments import Parser, add_token, http_server
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
-from tfs_lite.cli.what_if import ANSWER_TIMEOUT, PATH, of_config, show
+from tfs_lite.cli.views.what_if import ANSWER_TIMEOUT, PATH, of_config, show
 from tfs_lite.core.servable import parse_version
 from tfs_lite.core.status import ServingError
 from tfs_lite.storage.url import StorageUrl, is_url

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, http_server, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 from tfs_lite.cli.views.failures import print_failed_requests, print_last_failed
-from tfs_lite.cli.what_if import ANSWER_TIMEOUT, PATH, of_config_file, of_published, show
+from tfs_lite.cli.views.what_if import ANSWER_TIMEOUT, PATH, of_config_file, of_published, show
 from tfs_lite.core.history import parse_time
 from tfs_lite.core.servable import parse_version
 

@@ -1,2 +1,3 @@
-"""The views that ``status`` and ``reload`` show: ``models`` and their versions, the numbers of their ``batches``, and
-their ``replicas``; and those that ``explain`` shows: ``failures``, the requests that have failed."""
+"""The views that commands show. ``status`` and ``reload``: ``models`` and their versions, the numbers of their
+``batches``, and their ``replicas``. ``explain``: ``failures``, the requests that have failed, and ``what_if``, what a
+config or a version would change; ``check --against`` shows that too."""

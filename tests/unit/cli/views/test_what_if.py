@@ -12,7 +12,7 @@ import pytest
 from tests.support.servers.models import TaggedArchives
 from tfs_lite.cli.http import AskedServer
 from tfs_lite.cli.main import main
-from tfs_lite.cli.what_if import PATH, Ask, lines, of_config_file, show
+from tfs_lite.cli.views.what_if import PATH, Ask, lines, of_config_file, show
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.server import Server
