@@ -76,6 +76,22 @@ class EventKind(enum.Enum):
     LABEL_MOVED = "LABEL_MOVED"
     WORKER_LOST = "WORKER_LOST"
     WORKER_STARTED = "WORKER_STARTED"
+    BAKE_BEGUN = "BAKE_BEGUN"
+    """A version that was pushed is on trial; the version before it stays ready."""
+    SHIELDED = "SHIELDED"
+    """Requests that failed on a version on trial were answered by the version before it."""
+    BAKE_ENDED = "BAKE_ENDED"
+    """The trial is over, and its version was not taken back; the detail ``why`` says how it stood."""
+    TAKEN_BACK = "TAKEN_BACK"
+    """A version must not answer any more: it failed in its trial, or an operator went back to an older one."""
+    WOULD_TAKE_BACK = "WOULD_TAKE_BACK"
+    """With the verdict ``tell``: the version would have been taken back, and stays."""
+    HELD_BACK = "HELD_BACK"
+    """Recorded answers, or the signature of the version before, have ended a load."""
+    LIFTED = "LIFTED"
+    """A version that was taken back may answer again; the detail ``why`` says why."""
+    WAY_BACK_FAILED = "WAY_BACK_FAILED"
+    """The version that an operator wanted to go back to cannot answer; everything is as it was."""
     LEAK = "LEAK"
     """Two unloads of the model in a row have left memory behind."""
     ACCESS_DENIED = "ACCESS_DENIED"
@@ -95,6 +111,8 @@ class Cause(enum.Enum):
     """The watched config file was changed."""
     REPOSITORY_CALL = "REPOSITORY_CALL"
     OPERATOR = "OPERATOR"
+    GUARD = "GUARD"
+    """A version on trial, or its end."""
     MEMORY = "MEMORY"
     """Memory came free."""
     FILES = "FILES"
@@ -221,6 +239,14 @@ _TEXTS = {
     EventKind.LABEL_MOVED: "label{label} moved{by}",
     EventKind.WORKER_LOST: "its process ended{why}",
     EventKind.WORKER_STARTED: "its process runs again",
+    EventKind.BAKE_BEGUN: "on trial{over}",
+    EventKind.SHIELDED: "requests that it failed were answered by the version before it{shielded}{why}",
+    EventKind.BAKE_ENDED: "its trial is over{why}",
+    EventKind.TAKEN_BACK: "must not answer any more{status}{answers}",
+    EventKind.WOULD_TAKE_BACK: "stays, because its verdict is only told{why}",
+    EventKind.HELD_BACK: "load{attempt} stopped{after}{status}",
+    EventKind.LIFTED: "may answer again{by}{why}",
+    EventKind.WAY_BACK_FAILED: "cannot answer in place of a newer one{why}",
     EventKind.LEAK: "memory was not given back{leaked}",
     EventKind.ACCESS_DENIED: "access denied{to}{why}{status}",
     EventKind.SERVER_STARTED: "server started{version}",
@@ -247,6 +273,9 @@ def _words(event: Event) -> dict[str, str]:
         "anew": ", loaded anew" if details.get("loaded_anew") else "",
         "label": f" {label!r}{'' if before is None else f' of version {before}'}" if label else "",
         "leaked": f": {leaked}" if leaked else "",
+        "over": f"; version {details['over']} answers what fails on it" if "over" in details else "",
+        "shielded": f" ({details['shielded']} of {details['requests']})" if "shielded" in details else "",
+        "answers": f"; version {details['to']} answers" if "to" in details else "",
         "size": "" if size is None else f": {size_text(size)}",
         "fetched": "" if fetched in (None, size) else f", {size_text(fetched)} of it from the storage",
         "version": f" (tfs_lite {details['version']})" if "version" in details else "",

@@ -302,6 +302,15 @@ WORDS = [
     (K.PARKED, {}, {"waits_for": "memory"}, "load waits: memory"),
     (K.LABEL_MOVED, {}, {"label": "stable", "from": 3}, "label 'stable' of version 3 moved"),
     (K.FETCH_BEGUN, {}, {"bytes": 6343}, "fetch begun: 6.2 KiB"),
+    (K.BAKE_BEGUN, {}, {"over": 7}, "on trial; version 7 answers what fails on it"),
+    (K.TAKEN_BACK, {"status": MISSING}, {"to": 7}, "must not answer any more: no such file; version 7 answers"),
+    (
+        K.SHIELDED,
+        {},
+        {"shielded": 31, "requests": 1204, "why": "INTERNAL: no"},
+        "requests that it failed were answered by the version before it (31 of 1204): INTERNAL: no",
+    ),
+    (K.LIFTED, BY_DEPLOY, {"why": "tried again"}, "may answer again by RELOAD_RPC (deploy): tried again"),
     (K.LEAK, {}, {"leaked": {"main": 128 << 20}}, "memory was not given back: 128 MiB on main"),
 ]
 

@@ -31,7 +31,7 @@ class LifecycleHistory(Feature):
             lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked), memory=self._memory
         )
         self._history = history = core.history
-        self._recorder = Recorder(history, self._accounts, core.states.is_configured)
+        self._recorder = Recorder(history, self._accounts, core.states.is_configured, core.features.rejected)
         self._metrics = EventMetrics(core.registry)
         history.listen(self._metrics.on_event)
         self._file = self._open_file(core.options.state_directory)

@@ -22,7 +22,7 @@ from tfs_lite.core.history import Cause, EventKind, History, Origin, current_ori
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, TimedState
-from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.status import OK, Reason, Status, StatusCode
 from tfs_lite.managers.labels import Labels
 from tfs_lite.operations.history.memory import MemoryAccounts
 from tfs_lite.serving.lifecycle_events import (
@@ -75,10 +75,18 @@ class _RecordedVersion:
 class Recorder:
     """Any thread may call any method; each is short."""
 
-    def __init__(self, history: History, accounts: MemoryAccounts, is_configured: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        history: History,
+        accounts: MemoryAccounts,
+        is_configured: Callable[[str], bool],
+        rejected: Callable[[str], Mapping[int, Status]] = lambda name: {},
+    ) -> None:
+        """``rejected``: the versions of a model that a feature keeps from answering, each with the reason."""
         self._history = history
         self._accounts = accounts
         self._is_configured = is_configured
+        self._rejected = rejected
         self._lock = threading.Lock()  # guards the fields below; nothing is called under it
         self._models: dict[str, _ListedModel] = {}
         self._versions: dict[ServableId, _RecordedVersion] = {}
@@ -247,6 +255,10 @@ class Recorder:
         self, name: str, version: int, wanted: Iterable[int], origin: Origin, on_disk: frozenset[int] | None
     ) -> str:
         taken = ", ".join(map(str, sorted(wanted)))
+        if (reason := self._rejected(name).get(version)) is not None:
+            return reason.message
+        if origin.cause is Cause.GUARD:
+            return f"the guard keeps it no more; wanted is {taken or 'none'}"
         if origin.cause is Cause.REPOSITORY_CALL:
             return f"the call takes {taken}" if taken else "the call unloads the model"
         if not self._is_configured(name):
@@ -312,6 +324,8 @@ class Recorder:
         if attempt.status.ok:
             return
         kind = EventKind.PARKED if attempt.status.waits else EventKind.LOAD_ATTEMPT_FAILED
+        if attempt.status.reason is Reason.HELD_BACK:
+            kind = EventKind.HELD_BACK
         details = {"attempt": attempt.number, "seconds": round(attempt.seconds, 3)}
         origin = self._origin(attempt.id)
         self._history.append(kind, *_of(attempt.id), origin=origin, status=attempt.status, details=details)
