@@ -120,8 +120,8 @@ class Client:
     ``retry`` is the number of further attempts for a call that fails with UNAVAILABLE. Between them are random waits of
     at most 0.1 s, 0.2 s, 0.4 s and so on up to 2 s. With a ``tenacity.Retrying`` in its place, the ``stop``, ``wait``
     and ``sleep`` of that one decide. All attempts of a call share its one ``timeout``: no wait begins that would last
-    longer. Other codes are raised at once, and ``reload`` is never repeated. The model may run a repeated request
-    twice: use 0 where that has effects. The first connection is waited for once.
+    longer. Other codes are raised at once; ``reload``, ``rollback`` and the actions of ``guard`` are never repeated.
+    The model may run a repeated request twice: use 0 where that has effects. The first connection is waited for once.
     """
 
     def __init__(
@@ -249,6 +249,30 @@ class Client:
         """Returns what a config or a new version would change, and changes nothing. ``asked`` and the answer are those
         of ``/v1/config:explain`` over HTTP. Only servers of this package answer."""
         return self._ask("WhatIf", asked, timeout)
+
+    def guard(
+        self, model: str, action: str = "", *, version: int | None = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Returns how the model stands with the guard: its trial, the versions that must not answer, and which one
+        answers. With an ``action`` it is carried out before: ``accept``, ``retry`` or ``undo`` a version, ``rollback``
+        to one, or ``undo_rollback``; without a ``version`` the server takes the one that is meant. An action is never
+        repeated. The call does not wait for loads. Only servers of this package answer."""
+        asked = {"model": model, "action": action, "version": version}
+        asked = {name: value for name, value in asked.items() if value not in (None, "")}
+        if not action:
+            return self._ask("Guard", asked, timeout)
+        left = self._begin(timeout)
+        request = messages.AdminRequest(json=json.dumps(asked).encode())
+        return dict(json.loads(self._attempt(_ADMIN + "Guard", request, messages.AdminResponse, left())[0].json))
+
+    def rollback(
+        self, model: str, to: int | None = None, *, undo: bool = False, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Goes back to version ``to``, or to the one before that which answers; with ``undo`` takes that back. Returns
+        what :meth:`guard` does, at once: until the version has loaded it is ``going_back``, then it ``answers``."""
+        if undo and to is not None:
+            raise invalid_argument("to: undo takes every rollback of the model back, and names no version")
+        return self.guard(model, "undo_rollback" if undo else "rollback", version=to, timeout=timeout)
 
     def _ask(self, method: str, asked: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
         """A question of operators; see ``admin_service.proto``."""

@@ -20,12 +20,14 @@ from tests.support.servers.in_process import config_text, entry
 from tests.support.servers.models import TaggedArchives
 from tfs_lite.client import Client
 from tfs_lite.config.text import parse_model_server_config
+from tfs_lite.protocols.messages import AdminRequest
 from tfs_lite.transport.table import Scope
 
 DENIED_CODES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 MANAGING_METHODS = {
     "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
+    "/tfs_lite.AdminService/Guard",
     "/tfs_lite.AdminService/WhatIf",
     *(
         f"/inference.GRPCInferenceService/{name}"
@@ -67,6 +69,7 @@ MANAGING_ROUTES = {
         "/v2/logging",
         "/v1/config:explain",
         "/v1/config:reload",
+        "/v1/models/{model}:guard",
     )
 }
 OPEN_ROUTES = {
@@ -110,7 +113,10 @@ def test_every_row_that_manages_or_is_open_is_known(server: ManagedServer) -> No
 
 
 def change(path: str) -> bytes:
-    """A request that would change something, and names no model: settings are changed only if there are some."""
+    """A request that would change something, and names no model: settings are changed only if there are some, and the
+    guard does nothing without an action."""
+    if path.endswith("/Guard"):
+        return bytes(AdminRequest(json=b'{"action": "undo"}').SerializeToString())
     return b"\x0a\x00" if path.endswith(("TraceSetting", "LogSettings")) else b""
 
 

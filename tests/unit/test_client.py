@@ -1,5 +1,6 @@
 """The client against a small real gRPC server that keeps what it was asked."""
 
+import json
 import socket
 import threading
 import time
@@ -53,7 +54,7 @@ class EchoServer:
         self._serve("PredictionService", "GetModelMetadata", messages.GetModelMetadataRequest, self.metadata)
         self._serve("ModelService", "GetModelStatus", messages.GetModelStatusRequest, self.status)
         self._serve("ModelService", "HandleReloadConfigRequest", messages.ReloadConfigRequest, self.reload)
-        for method in ("Explain", "FailedRequests", "WhatIf"):
+        for method in ("Explain", "FailedRequests", "WhatIf", "Guard"):
             self._serve("AdminService", method, messages.AdminRequest, lambda asked: messages.AdminResponse(json=b"{}"))
         self.target = f"localhost:{self._server.add_insecure_port(f'localhost:{port}')}"
         self._server.start()
@@ -419,8 +420,9 @@ def patient(server: EchoServer) -> Iterator[Client]:
         lambda client: client.explain("echo"),
         lambda client: client.failed_requests(),
         lambda client: client.what_if({}),
+        lambda client: client.guard("echo"),
     ],
-    ids=["predict", "metadata", "status", "explain", "failed_requests", "what_if"],
+    ids=["predict", "metadata", "status", "explain", "failed_requests", "what_if", "guard"],
 )
 def test_every_question_is_asked_again_of_a_server_that_is_unavailable(patient: Client, server, ask) -> None:
     server.refusals = [REFUSED, REFUSED]
@@ -451,6 +453,15 @@ def test_a_reload_is_never_sent_again(patient: Client, server: EchoServer) -> No
     server.refusals = [REFUSED]
     refusal(patient.reload, messages.ModelServerConfig(model_config_list={}), code=StatusCode.UNAVAILABLE)
     assert len(server.requests) == 1
+
+
+def test_a_rollback_that_came_through_is_not_sent_again_and_goes_back_no_further(patient: Client, server) -> None:
+    server.refusals = [REFUSED, REFUSED]
+    refusal(patient.rollback, "echo", code=StatusCode.UNAVAILABLE)
+    refusal(patient.guard, "echo", "undo", version=8, code=StatusCode.UNAVAILABLE)
+    sent = [json.loads(request.json) for request in server.requests]
+    assert sent == [{"model": "echo", "action": "rollback"}, {"model": "echo", "action": "undo", "version": 8}]
+    assert "names no version" in refusal(patient.rollback, "echo", 7, undo=True, code=StatusCode.INVALID_ARGUMENT)
 
 
 def test_an_unavailable_model_inside_the_answer_of_a_reload_is_not_asked_again(patient: Client, server) -> None:

@@ -6,15 +6,18 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfs_lite.core.clock import Timer
+from tfs_lite.core.history import acting
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.trial import Trial
+from tfs_lite.operations.guard.doors import GuardDoors
 from tfs_lite.operations.guard.evidence import Counts, Evidence
+from tfs_lite.operations.guard.report import GUARD, GuardReports
 from tfs_lite.operations.guard.reruns import Reruns
 from tfs_lite.operations.guard.stage import GuardEffects, GuardStage, GuardView, files_of
 from tfs_lite.operations.guard.state_file import StateFile, with_files
@@ -37,12 +40,15 @@ from tfs_lite.operations.guard.trial import (
     WouldTakeBack,
     guarded,
 )
-from tfs_lite.server.feature import ServerFeature
+from tfs_lite.server.feature import Doors, ServerFeature
+from tfs_lite.server.http.resources import HttpResources
+from tfs_lite.server.http.router import Api
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, ModelGone
 from tfs_lite.serving.repository.control import START
 from tfs_lite.serving.repository.plan import every_version
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.look import FoundVersions
+from tfs_lite.transport.table import Method
 
 if TYPE_CHECKING:
     from tfs_lite.serving.server_core import ServerCore
@@ -82,6 +88,8 @@ class Guard(ServerFeature):
         self._listeners: tuple[OnReport, ...] = ()
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
+        self.reports = GuardReports(core, self.view, self.counts, self._look)
+        self.listen(self.reports.on_effect)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three
         self._started = self._stopped = False
@@ -154,7 +162,22 @@ class Guard(ServerFeature):
             with self._lock:
                 self._on_disk.pop(event.name, None)
             self._warned.discard(event.name)
+        self.reports.on_event(event)
         self._stage.on_event(event)
+
+    # What people see and say.
+
+    def attach(self, doors: Doors) -> None:
+        self._doors = GuardDoors(self.reports, self.command)
+
+    def http(self, resources: HttpResources) -> Sequence[Api[Any]]:
+        return (self._doors.http(resources),)
+
+    def grpc(self) -> Sequence[Method]:
+        return self._doors.grpc()
+
+    def close_doors(self) -> None:
+        self._doors.close()
 
     # From start to close.
 
@@ -196,7 +219,13 @@ class Guard(ServerFeature):
     def _tick(self) -> None:
         if self._unsaved:
             self._save()
-        if self._stage.tick() or self._unsaved:
+        with acting(GUARD):
+            goes_on = self._stage.tick()
+        with self._lock:
+            counts = [(id, evidence.counts) for id, (_, evidence) in self._evidence.items()]
+        for each in counts:
+            self.reports.on_counts(*each)
+        if goes_on or self._unsaved:
             with self._life:
                 if self._timer is not None:
                     self._timer.cancel()
@@ -230,6 +259,7 @@ class Guard(ServerFeature):
     def _forget(self, evidence: Evidence | None) -> None:
         if evidence is not None:
             self._reruns.forget(evidence)
+            self.reports.metrics.on_counts(evidence.id, evidence.counts, last=True)
 
     def _evidence_of(self, id: ServableId) -> Evidence | None:
         with self._lock:

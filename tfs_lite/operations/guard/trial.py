@@ -662,7 +662,7 @@ def _undone(now: float, state: ModelState, seen: Seen, command: Command) -> Resu
     trials = sorted(state.trials, key=lambda trial: trial.stage is Stage.ARMED)
     trial = next((trial for trial in trials if command.version in (None, trial.new)), None)
     if trial is not None:
-        why = f"taken back by an operator{_by(command.who)}"
+        why = f"taken back by {command.who or 'an operator'}"
         rejection = Rejection(trial.new, trial.files, why, seen.at, By.OPERATOR)
         return _take_back(state, seen, rejection, trial, command.who)
     top = _newest(state, seen)
@@ -812,4 +812,4 @@ def _so_far(seen: Seen) -> str:
 
 
 def _by(who: str) -> str:
-    return f", {who}" if who else ""
+    return f" by {who}" if who else ""

@@ -1,0 +1,238 @@
+"""How a model stands with the guard, as JSON for every way of asking; what the guard does, as events and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfs_lite.core.history import Cause, EventKind, Origin, iso_time
+from tfs_lite.core.servable import ModelRef, ServableId, VersionState
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.operations.guard.evidence import Counts
+from tfs_lite.operations.guard.metrics import GuardMetrics
+from tfs_lite.operations.guard.stage import GuardView
+from tfs_lite.operations.guard.trial import (
+    BakeBegun,
+    BakeEnded,
+    By,
+    Effect,
+    Lifted,
+    Rejection,
+    Stage,
+    TakenBack,
+    WayBackFailed,
+    WouldTakeBack,
+)
+from tfs_lite.serving.lifecycle_events import LifecycleEvent, LoadAttempted, ModelGone
+
+if TYPE_CHECKING:
+    from tfs_lite.serving.server_core import ServerCore
+
+SHIELDED_EVERY = 60.0
+"""Seconds between two events about shielded requests of one version, at least."""
+NO_COUNTS = Counts()
+GUARD = Origin(Cause.GUARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a model stands. ``counts`` are those of the trial. ``answers``: the version that answers requests without a
+    version. ``back_to``: the version that a rollback without a version would go to, None if there is none.
+    ``old_run_ms``: the mean time of a run of the old version of the trial, in milliseconds, since it was loaded.
+    ``remembered``: whether a restart of the server keeps what was rejected."""
+
+    view: GuardView
+    counts: Counts = NO_COUNTS
+    answers: int | None = None
+    back_to: int | None = None
+    old_run_ms: float | None = None
+    remembered: bool = False
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The member ``rollout`` of an explanation, and the answer to every command."""
+        view, counts, trial, ended = self.view, self.counts, self.view.trial, self.view.ended
+        judgement = view.judgement
+        return {
+            "state": "NONE" if trial is None else trial.stage.value,
+            "version": None if trial is None else trial.new,
+            "over": None if trial is None else trial.old,
+            "since": _time(view.since),
+            "until": _time(view.until),
+            "requests": counts.requests,
+            "failed": counts.failed,
+            "shielded": counts.shielded,
+            "lost": counts.lost,
+            "nonfinite": counts.nonfinite,
+            "refused": counts.refused,
+            "late": counts.late,
+            "load": counts.load,
+            "votes": {"against": judgement.against, "for": judgement.votes_for, "needed": judgement.needed},
+            "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(self.old_run_ms)},
+            "failures": [{"request_id": each.request_id, "error": each.error} for each in counts.failures],
+            "shadow": None,
+            "rejected": [_rejected(each) for each in view.rejected],
+            "answers": self.answers,
+            "back_to": self.back_to,
+            "going_back": view.going_back,
+            "ended": None
+            if ended is None
+            else {
+                "version": ended.version,
+                "outcome": ended.outcome.value,
+                "text": ended.text,
+                "at": iso_time(ended.at),
+            },
+            "remembered": self.remembered,
+        }
+
+
+def _rejected(rejection: Rejection) -> dict[str, Any]:
+    return {
+        "version": rejection.version,
+        "why": rejection.why,
+        "at": iso_time(rejection.at),
+        "by": rejection.by.value,
+        "rolled_back": rejection.rolled_back,
+    }
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else iso_time(seconds)
+
+
+def _milliseconds(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+class GuardReports:
+    """Tells how models stand and what the guard does. Any thread may ask and tell, but for the event loop's.
+
+    Three functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
+    version have ended, None without a trial. ``on_disk``: the versions that could be offered, None where the disk does
+    not tell."""
+
+    def __init__(
+        self,
+        core: ServerCore,
+        view: Callable[[str], GuardView | None],
+        counts: Callable[[ServableId], Counts | None],
+        on_disk: Callable[[str], Mapping[int, Any] | None],
+    ) -> None:
+        self._core = core
+        self._on_disk = on_disk
+        self._view = view
+        self._counts = counts
+        self._shielded: dict[ServableId, tuple[float, int]] = {}  # when it was told last, and of how many
+        self.metrics = GuardMetrics(core.registry, lambda: core.states.configured, view, self.latest)
+
+    # How models stand.
+
+    def trial(self, name: str) -> tuple[GuardView, Counts] | None:
+        """The view of a model, and the counts of its trial; None for one that the guard does not know."""
+        view = self._view(name)
+        if view is None:
+            return None
+        counts = None if view.trial is None else self._counts(ServableId(name, view.trial.new))
+        return view, counts or NO_COUNTS
+
+    def standing(self, name: str) -> Standing | None:
+        """None for a model that the guard does not know."""
+        found = self.trial(name)
+        if found is None:
+            return None
+        view, counts = found
+        answers = self.latest(name)
+        old_run_ms = counts.old_run_ms
+        if view.trial is not None and (ran := self._run_ms(ServableId(name, view.trial.old))) is not None:
+            old_run_ms = ran
+        remembered = bool(self._core.options.state_directory)
+        return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered)
+
+    def _run_ms(self, id: ServableId) -> float | None:
+        """The mean of all its runs that did not fail; None if there are none."""
+        totals = self._core.metrics.batches.totals().get((id.name, str(id.version)))
+        return totals.run_seconds * 1e3 / totals.timed_runs if totals is not None and totals.timed_runs else None
+
+    def latest(self, name: str) -> int | None:
+        """The version that answers requests which name none."""
+        with suppress(ServingError), self._core.manager.get_servable_handle(ModelRef(name)) as handle:
+            return handle.id.version
+        return None
+
+    def _back_to(self, name: str, view: GuardView, answers: int | None) -> int | None:
+        if view.trial is not None and view.trial.stage is not Stage.ARMED:
+            return view.trial.old
+        found, known = self._core.sources.found(name), self._core.states.report(name).versions
+        there = {each.version for each in known if each.state is VersionState.AVAILABLE}
+        there |= found.versions if found is not None else (self._on_disk(name) or {}).keys()
+        failed = {each.version for each in known if each.state is VersionState.END and not each.status.ok}
+        below = there - failed - {rejection.version for rejection in view.rejected}
+        return max((version for version in below if answers is None or version < answers), default=None)
+
+    # What happens.
+
+    def on_event(self, event: LifecycleEvent) -> None:
+        """Short; takes no lock of the guard."""
+        match event:
+            case LoadAttempted(attempt) if attempt.status.reason is Reason.HELD_BACK:
+                self.metrics.held_back(attempt.id.name)
+            case ModelGone(name):
+                self.metrics.model_gone(name)
+                for id in [id for id in self._shielded if id.name == name]:
+                    del self._shielded[id]
+
+    def on_counts(self, id: ServableId, counts: Counts) -> None:
+        """Takes how the requests of a trial have ended until now: each second while it goes on, on one thread. The last
+        counts go to ``metrics`` alone."""
+        self.metrics.on_counts(id, counts)
+        now = self._core.clock.monotonic()
+        at, told = self._shielded.get(id, (-SHIELDED_EVERY, 0))
+        if counts.shielded > told and now - at >= SHIELDED_EVERY:
+            self._shielded[id] = now, counts.shielded
+            details: dict[str, Any] = {
+                "shielded": counts.shielded,
+                "failed": counts.failed,
+                "requests": counts.requests,
+            }
+            if counts.failures:
+                details["why"] = counts.failures[0].error
+            self._append(EventKind.SHIELDED, id.name, id.version, details)
+
+    def on_effect(self, name: str, effect: Effect) -> None:
+        """See :class:`~tfs_lite.operations.guard.stage.GuardEffects`."""
+        match effect:
+            case BakeBegun(trial):
+                details = {"over": trial.old, "stage": trial.stage.value, "bake_seconds": trial.settings.bake_seconds}
+                self._append(EventKind.BAKE_BEGUN, name, trial.new, details)
+            case BakeEnded(trial, outcome, text) if trial.stage is not Stage.ARMED:
+                details = {"over": trial.old, "outcome": outcome.value, "why": text}
+                self._append(EventKind.BAKE_ENDED, name, trial.new, details)
+            case TakenBack(rejection, to, _, who):
+                if rejection.by is By.GUARD:
+                    self.metrics.taken_back(name)
+                origin = Origin(Cause.OPERATOR, who) if rejection.by is By.OPERATOR else GUARD
+                status = Status(StatusCode.ABORTED, rejection.why)
+                self._append(EventKind.TAKEN_BACK, name, rejection.version, {"to": to}, origin, status)
+            case WouldTakeBack(trial, text):
+                self._append(EventKind.WOULD_TAKE_BACK, name, trial.new, {"why": text, "over": trial.old})
+            case Lifted(version, text, forced, who):
+                origin = Origin(Cause.OPERATOR, who) if who else GUARD
+                self._append(EventKind.LIFTED, name, version, {"why": text, "forced": forced}, origin)
+            case WayBackFailed(to, text):
+                self._append(EventKind.WAY_BACK_FAILED, name, to, {"why": text})
+
+    def _append(
+        self,
+        kind: EventKind,
+        name: str,
+        version: int,
+        details: Mapping[str, Any],
+        origin: Origin = GUARD,
+        status: Status | None = None,
+    ) -> None:
+        status = status or Status()
+        self._core.history.append(kind, name, version, origin=origin, status=status, details=details)
+        self._core.changes.notify(name)
