@@ -42,6 +42,8 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
     elif version is not None:
         verdict = verdict_of_version(model, version)
         case = Case(model, verdict, version, ref.label, paths)
+        if ref.label is not None and verdict is Verdict.REJECTED and model.latest is not None:
+            verdict = Verdict.SERVING_OTHER
     else:
         verdict, case = verdict_of_model(model), Case.of_model(model, paths)
     because = tuple(chain(case))
@@ -155,7 +157,7 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
         model.name,
         verdict,
         "; ".join((text, *(link.text for link in more))),
-        max(model.answering, default=None),
+        model.latest,
         nearest.cause if nearest else None,
         next((link.fix for link in (*because, *others)), ""),
     )
@@ -168,9 +170,11 @@ def _line(model: ModelSnapshot, found: VersionSnapshot) -> VersionLine:
 
 def _answers(model: ModelSnapshot) -> list[AnswersNow]:
     """A lookup may find a version whose process is down: that one answers nothing."""
-    newest = max(model.answering, default=None)
+    newest = model.latest
     asked = [("unversioned", newest)] if newest is not None else []
-    asked += [(label, at) for label, at in sorted(model.labels.items()) if at in model.answering]
+    for label, at in sorted(model.labels.items()):
+        means = newest if at in model.rejected else at
+        asked += [(label, means)] if means is not None and means in model.answering else []
     return [AnswersNow(what, at) for what, at in asked if verdict_of_version(model, at) is Verdict.SERVING]
 
 
@@ -225,8 +229,12 @@ def _next_of_verdict(case: Case) -> str:
     match case.verdict:
         case Verdict.FAILED if waits_for_room(case):
             return "it is tried again when memory comes free, or its files change"
+        case Verdict.SERVING if case.model.trial is not None and case.model.trial.new == case.version:
+            return "its trial ends by itself: it stays, or it is taken back"
         case Verdict.SERVING:
             return "it goes on serving"
+        case Verdict.REJECTED | Verdict.HELD_BACK:
+            return "it does not answer before its files change, or an operator says so"
         case Verdict.FAILED | Verdict.REFUSED:
             return "nothing happens before its files change"
         case Verdict.LEAVING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from tfs_lite.operations.explain.causes import files, loading, memory, serving, storage, wanted
+from tfs_lite.operations.explain.causes import files, guard, loading, memory, serving, storage, wanted
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.explanation import MAX_CHAIN, Link, Verdict
 from tfs_lite.operations.explain.verdicts import verdict_of_model
@@ -13,9 +13,11 @@ from tfs_lite.operations.explain.verdicts import verdict_of_model
 Row: TypeAlias = Callable[[Case], Link | None]
 
 CAUSES: tuple[tuple[Row, ...], ...] = (
-    (wanted.label_unknown, wanted.label_to_missing),
+    (wanted.label_unknown, guard.label_stays, wanted.label_to_missing),
     (loading.waits_for_models,),
     (serving.replicas_down, serving.worker_down, serving.worker_restarting),
+    (guard.goes_back, guard.on_trial),
+    (guard.rolled_back, guard.taken_back, guard.held_back),
     (serving.queue_full, serving.slow),
     (serving.failing,),
     (serving.new_process_lost, serving.files_not_loaded, serving.config_not_applied),

@@ -24,8 +24,8 @@ class Verdict(enum.Enum):
     REFUSED = "its files cannot be served as they are"
     NOT_CONFIGURED = "no model of this name is served"
     NOT_ON_DISK = "there is no such version directory"
-    REJECTED = "a rollout has gone back from it"
-    HELD_BACK = "a rollout keeps it from answering"
+    REJECTED = "it was taken back, or an operator went back to an older version"
+    HELD_BACK = "recorded answers or its signature keep it from answering"
     WAITING = "something has to come first"
     LOADING = "an attempt to load it is under way"
     SERVING_OTHER = "what was asked for does not answer, and another version of the model does"
@@ -96,9 +96,10 @@ class VersionLine:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer. ``version`` is None where none was asked for; then the verdict is that of the model. ``processes``
-    has those that run its versions and what the sandbox of each holds, ``events`` the latest events, ``more`` what the
-    features of the server add, by the name of the member; all are JSON values."""
+    """The answer. ``version`` is None where none was asked for; then the verdict is that of the model. ``rollout`` says
+    how the model stands with the guard, None where there is none. ``processes`` has those that run its versions and
+    what the sandbox of each holds, ``events`` the latest events, ``more`` what the features of the server add, by the
+    name of the member; all are JSON values."""
 
     model: str
     version: int | None
@@ -110,6 +111,7 @@ class Explanation:
     next: Next = Next("")
     answers_now: tuple[AnswersNow, ...] = ()
     versions: tuple[VersionLine, ...] = ()
+    rollout: Mapping[str, Any] | None = None
     processes: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
     more: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class Explanation:
                 for each in self.answers_now
             ],
             "versions": [line.as_json for line in self.versions],
-            "rollout": None,
+            "rollout": self.rollout,
             "memory": [],
             "processes": list(self.processes),
             "events": list(self.events),

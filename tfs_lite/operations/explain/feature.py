@@ -10,6 +10,7 @@ from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.explain.answers import explain, line_of_model
 from tfs_lite.operations.explain.explanation import Explanation, ModelVerdict, Verdict
 from tfs_lite.operations.explain.snapshot import Pace, Snapshots
+from tfs_lite.operations.guard.feature import Guard
 from tfs_lite.server.feature import Doors, ServerFeature
 
 if TYPE_CHECKING:
@@ -45,8 +46,11 @@ class Explain(ServerFeature):
         more = core.features.explains(ref.name, version)
         if said := {f"version {worker.id.version}: {worker.reason}": None for worker in workers if worker.reason}:
             more["notes"] = [*said, *more.get("notes", ())]
+        guard = core.find(Guard)
+        standing = guard.reports.standing(ref.name) if guard is not None else None
         return replace(
             found,
+            rollout=None if standing is None else standing.as_json,
             processes=[_process(worker) for worker in workers if worker.kind == "process"],
             events=[event.as_json(manage=paths) for event in events[-SHOWN_EVENTS:]],
             more=more,

@@ -23,6 +23,10 @@ from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionVi
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.failed_requests.ring import FailedRequest
+from tfs_lite.operations.guard.evidence import Counts
+from tfs_lite.operations.guard.feature import Guard
+from tfs_lite.operations.guard.stage import GuardView
+from tfs_lite.operations.guard.trial import Rejection, Running, Stage
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.config_checks import scan_policy
 from tfs_lite.serving.config_sources import ModelLocator
@@ -217,7 +221,8 @@ class ModelSnapshot:
     holds no version. ``refused``: why nothing was begun with a version, by a load call or because it is unknown which
     versions are wanted, by version. ``others``: the models that its versions wait for. ``report`` is the source's last.
     ``unread_policy``: why its version policy stays as it was, whatever the config beside its versions says. ``storage``
-    is that of a base path that is a URL, else None."""
+    is that of a base path that is a URL, else None. ``guard``: how it stands with the guard, and the counts of its
+    trial."""
 
     name: str
     server: ServerSnapshot
@@ -236,6 +241,25 @@ class ModelSnapshot:
     others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
     unread_policy: Status = OK
     storage: StorageCondition | None = None
+    guard: tuple[GuardView, Counts] | None = None
+
+    @property
+    def rejected(self) -> Mapping[int, Rejection]:
+        """The versions that must not answer, by number."""
+        return {each.version: each for each in self.guard[0].rejected} if self.guard is not None else {}
+
+    @property
+    def trial(self) -> Running | None:
+        """The trial that runs."""
+        trial = self.guard[0].trial if self.guard is not None else None
+        return trial if trial is not None and trial.stage is not Stage.ARMED else None
+
+    @property
+    def latest(self) -> int | None:
+        """The version that answers requests which name none."""
+        shadow = self.trial is not None and self.trial.stage is Stage.SHADOW
+        held = {*self.rejected, *([self.trial.new] if shadow and self.trial is not None else [])}
+        return max((version for version in self.answering if version not in held), default=None)
 
     @property
     def problem(self) -> Status:
@@ -364,6 +388,7 @@ class Snapshots:
             refused=refused,
             unread_policy=unread,
             storage=core.sources.conditions().get(name),
+            guard=guard.reports.trial(name) if (guard := core.find(Guard)) is not None else None,
         )
 
     def _versions(self, name: str, shared: _Shared, since: Mapping[int | None, float]) -> dict[int, VersionSnapshot]:

@@ -21,6 +21,8 @@ def verdict_of_version(model: ModelSnapshot, version: int) -> Verdict:
         return _verdict_of_unknown(model)
     if found.answers:
         return Verdict.SERVING if found.silence.ok and not _is_down(found) else Verdict.WAITING
+    if version in model.rejected and found.on_disk is not False:
+        return Verdict.REJECTED
     if found.view is not None:
         managed = _verdict_of_managed(found)
         if managed is not None:
@@ -77,6 +79,8 @@ def _verdict_of_failure(status: Status) -> Verdict:
         return Verdict.ENDED
     if status.reason is Reason.NEEDS_EXTRA:
         return Verdict.FAILED  # its files are fine
+    if status.reason is Reason.HELD_BACK:
+        return Verdict.HELD_BACK
     refused = status.reason is Reason.FILES_REFUSED or status.code in REFUSED
     return Verdict.REFUSED if refused else Verdict.FAILED
 
@@ -98,15 +102,20 @@ def verdict_of_newest(model: ModelSnapshot) -> Verdict:
 
 
 def newest_wanted(model: ModelSnapshot) -> int | None:
-    """The version that the model is about: the highest that is wanted, whether it is there or not; else the highest of
-    which anything is known."""
+    """The version that the model is about: the highest that is wanted, whether it is there or not, and also where it
+    was taken back; else the highest of which anything is known."""
     wanted = [
         version
         for version, found in model.versions.items()
-        if found.incomplete is not None or (found.aspired and not model.report.keeps)
+        if found.incomplete is not None or (found.aspired and not model.report.keeps) or _was_wanted(model, version)
     ]
     managed = [version for version, found in model.versions.items() if found.view is not None]
     return max(wanted or managed or list(model.versions), default=None)
+
+
+def _was_wanted(model: ModelSnapshot, version: int) -> bool:
+    """Whether the policy would take the version, if it had not been taken back."""
+    return version in model.rejected and model.configured and takes(model, version)
 
 
 def wanted_in_vain(model: ModelSnapshot) -> list[int]:
@@ -128,7 +137,7 @@ def _is_in_vain(model: ModelSnapshot, version: int) -> bool:
     verdict, found = verdict_of_version(model, version), model.versions.get(version)
     if verdict is Verdict.WAITING and found is not None and not found.answers:
         return found.incomplete is not None or not failure_of(found).ok
-    return verdict in (Verdict.FAILED, Verdict.REFUSED, Verdict.NOT_ON_DISK)
+    return verdict in (*(Verdict.FAILED, Verdict.REFUSED, Verdict.NOT_ON_DISK), *(Verdict.REJECTED, Verdict.HELD_BACK))
 
 
 def failure_of(found: VersionSnapshot) -> Status:

@@ -173,7 +173,9 @@ def _is_quiescing(found: VersionSnapshot) -> bool:
 
 
 def draining(case: Case) -> Link | None:
-    return requests_inside(case) if case.verdict is Verdict.LEAVING else None
+    found = case.found
+    leaves = case.verdict is Verdict.REJECTED and found.view is not None and found.view.state.state in LEAVING
+    return requests_inside(case) if leaves or case.verdict is Verdict.LEAVING else None
 
 
 def beside(case: Case) -> Link | None:

@@ -196,7 +196,7 @@ def config_not_applied(case: Case) -> Link | None:
 def stands_in(case: Case, what: str = "it") -> Link | None:
     """``what``: the words for the version."""
     found = case.found
-    if not found.place or not found.answers or found.version not in case.model.report.stand_ins:
+    if not found.place or not found.answers or found.version not in case.model.report.stand_ins or _is_told(case):
         return None
     other = case.next_version
     gone = "delete its objects" if case.model.storage is not None else "remove its directory"
@@ -207,10 +207,15 @@ def stands_in(case: Case, what: str = "it") -> Link | None:
 def stays(case: Case, what: str = "it") -> Link | None:
     """``what``: the words for the version."""
     found, report = case.found, case.model.report
-    if not found.place or not found.answers:
+    if not found.place or not found.answers or _is_told(case):
         return None
     fix = "bring what is wanted to SERVING, and it goes; if nothing is to answer, take the model out of the config"
     if found.version not in report.on_disk and found.version in report.waiting:
         what_back = "its objects" if case.model.storage is not None else "its directory"
         fix = f"put {what_back} back before the next restart, or change the policy to a version that is there"
     return Link("STAYS", f"{what} {found.place}", fix)
+
+
+def _is_told(case: Case) -> bool:
+    """Whether a newer version was taken back: its own cause says so, and what helps."""
+    return any(version > case.found.version for version in case.model.rejected)
