@@ -24,6 +24,8 @@ COMMANDS = {
     "publish": "copy a model into a base directory as its next version, whole or not at all",
     "status": "show the models of a running server, their versions, states and reasons",
     "explain": "say why a model or a version is in its state, and what to do about it",
+    "rollback": "make an older version of a model the one that answers, now",
+    "guard": "show a version that is on trial or was taken back; accept, retry or undo it",
     "events": "show what happened on a running server, and who wanted it",
     "predict": "send one request to a running server",
     "record": "make a file of requests that a version answers before it becomes available",

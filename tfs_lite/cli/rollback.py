@@ -1,0 +1,147 @@
+"""``tfs-lite rollback MODEL [--to VERSION] [--undo]``: makes an older version of a model the one that answers, now.
+
+Every newer version on disk is kept from answering, until the next push (any higher number) or ``--undo``. Without
+``--to`` it is the version before the one that answers. The command ends when the older version answers, and says so.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+
+from tfs_lite.cli.arguments import Parser, positive_seconds, version_number
+from tfs_lite.cli.explain import read_question
+from tfs_lite.cli.guard import Tree, add_server, command, explained, looks
+from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
+
+SETTLED_SECONDS = 2.0
+"""The seconds for which a version must have failed before the command gives up: it may be loaded again."""
+_IN_VAIN = ("FAILED", "REFUSED", "REJECTED", "HELD_BACK", "NOT_ON_DISK", "NOT_CONFIGURED", "NOT_WANTED", "ENDED")
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = Parser("rollback", "Makes an older version of a model the one that answers, until the next push.")
+    parser.add_argument("model", metavar="MODEL", help="the model; MODEL@VERSION is MODEL --to VERSION")
+    parser.add_argument("--to", type=version_number, metavar="VERSION", help="this one; else the one before")
+    parser.add_argument("--undo", action="store_true", help="take it back: the newer versions may answer again")
+    add_server(parser)
+    parser.add_argument("--timeout", type=positive_seconds, default=180.0, help="seconds to wait (%(default)s)")
+    args = parser.parse(argv)
+    asked = read_question(args.model)
+    to = asked.version if args.to is None else args.to
+    if asked.label is not None or (args.to is not None and asked.version is not None):
+        raise UsageError(f"expected MODEL or MODEL --to VERSION, got {args.model!r}")
+    if args.undo and to is not None:
+        raise UsageError("--undo takes every rollback of the model back, and names no version")
+    return _undo(args, asked.model) if args.undo else _go_back(args, asked.model, to)
+
+
+def _go_back(args: Namespace, model: str, to: int | None) -> int:
+    begun = time.monotonic()
+    rollout = _command(args, model, "rollback", to)
+    if to is None:
+        to = rollout["going_back"] if rollout["going_back"] is not None else rollout["answers"]
+    if to is None:
+        raise CliError(f"model {model}: no version answers; {_why(args, model)}")
+    answer = _wait(args, model, to, begun)
+    rollout = answer["rollout"]
+    back = [each["version"] for each in rollout["rejected"] if each["version"] > to]
+    text = f"model {model}: version {to} answers now, after {time.monotonic() - begun:.2f} s"
+    if back:
+        text += f"; {numbers(back)} must not, until the next push or tfs-lite rollback {model} --undo"
+    if not rollout["remembered"]:
+        text += ". A restart of the server forgets this, because it has no --state_directory"
+    return _say(args, text, answer)
+
+
+def _undo(args: Namespace, model: str) -> int:
+    begun, before = time.monotonic(), explained(args, model)
+    lifted = [each["version"] for each in (before["rollout"] or {}).get("rejected", ()) if each["rolled_back"]]
+    _command(args, model, "undo_rollback", None)
+    newest = max(lifted, default=None)
+    if newest is None:
+        return _say(args, f"model {model}: the way back was given up; {_why(args, model)}", explained(args, model))
+    answer = _wait(args, model, newest, begun)
+    after = f"after {time.monotonic() - begun:.2f} s"
+    return _say(args, f"model {model}: the rollback is undone; version {newest} answers now, {after}", answer)
+
+
+def _command(args: Namespace, model: str, action: str, version: int | None) -> Tree:
+    """Adds to a refusal which version answers, which there are, and what helps."""
+    try:
+        return command(args, model, action, version)
+    except CliError as error:
+        if error.code not in ("FAILED_PRECONDITION", "NOT_FOUND", "INVALID_ARGUMENT"):
+            raise
+        is_missing = error.code == "NOT_FOUND" or "to go back to" in str(error)
+        raise CliError(f"{error}; {_why(args, model, is_missing)}", error.code) from None
+
+
+def _why(args: Namespace, model: str, is_missing: bool = False) -> str:
+    """Which version answers, and which there are; where an older one ``is_missing``, how it comes back."""
+    answer = explained(args, model)
+    if answer["verdict"] == "NOT_CONFIGURED":
+        return str(answer["sentence"])
+    answers = next((each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"), None)
+    now = "no version answers now" if answers is None else f"version {answers} answers now"
+    text = f"{now}; there are versions {versions_text(answer)}"
+    if is_missing:
+        text += ". One that is not there: publish its files again: tfs-lite publish SRC --base BASE"
+    return text
+
+
+def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
+    """Until the version answers requests that name none. Raises CliError if it cannot, or not in time."""
+    failed_since: float | None = None
+    answer: Tree = {}
+    for _ in looks(args.timeout):
+        answer = explained(args, model)
+        now = {each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"}
+        if now == {version}:
+            return answer
+        line = next((line for line in answer["versions"] if line["version"] == version), None)
+        waits = answer["rollout"] is not None and answer["rollout"]["going_back"] == version
+        if waits or line is None or line["verdict"] not in _IN_VAIN:
+            failed_since = None
+            continue
+        failed_since = failed_since or time.monotonic()
+        failed = [each for each in answer["events"] if each["version"] == version][-1:]
+        if failed and failed[0]["kind"] == "WAY_BACK_FAILED":
+            why = f"version {version} {failed[0]['text']}"
+        elif time.monotonic() - failed_since >= SETTLED_SECONDS:
+            why = line["sentence"]
+        else:
+            continue
+        others = ", ".join(f"version {each}" for each in sorted(now)) or "no version"
+        raise CliError(
+            f"model {model}: {why}; {others} answers now. There are versions {versions_text(answer)}: go back to "
+            f"another one with tfs-lite rollback {model} --to VERSION"
+        )
+    raise CliError(
+        f"model {model}: version {version} does not answer after {time.monotonic() - begun:.0f} s, and is still on its "
+        f"way: {answer['sentence']}. tfs-lite explain {model}@{version} says what it waits for",
+        "DEADLINE_EXCEEDED",
+    )
+
+
+def _say(args: Namespace, text: str, answer: Tree) -> int:
+    if args.json:
+        print_json({"message": text, "rollout": answer["rollout"]})
+    else:
+        print(text, flush=True)
+    return DONE
+
+
+def versions_text(answer: Tree) -> str:
+    """The versions of an explanation, each with its verdict."""
+    shown = [f"{line['version']} ({line['verdict']})" for line in answer["versions"]]
+    return ", ".join(shown) or "none"
+
+
+def numbers(versions: list[int]) -> str:
+    """``version 8``, ``versions 8 and 9``."""
+    shown = [str(version) for version in sorted(versions)]
+    if len(shown) == 1:
+        return f"version {shown[0]}"
+    return f"versions {', '.join(shown[:-1])} and {shown[-1]}"
