@@ -70,6 +70,20 @@ async function tried(work) {
 	}
 }
 
+// The way back to an older version, and its undoing: asked once, with what will happen.
+export function rollbackButtons(app, model) {
+	const rollout = app.details?.explanation?.rollout;
+	if (!rollout || !app.may.has("manage")) return null;
+	const { answers, back_to: to, going_back: going, rejected, remembered } = rollout;
+	const undone = rejected.filter((one) => one.rolled_back).map(({ version }) => version);
+	const order = (verb, words, body, button) => h("button", { onclick: () => confirm(app, verb, model.name, words, `/v1/models/${name(model.name)}:guard`, body) }, button);
+	const back = `Version ${to} answers once it has loaded, and no newer version does, until the next push or until this is undone.${remembered ? "" : " A restart of the server forgets it: there is no --state_directory."}`;
+	return h("div.buttons",
+		to !== null && going === null && order(`Go back to version ${to} of`, back, { action: "rollback", version: to }, `Go back to version ${to}`),
+		(undone.length > 0 || going !== null) && order("Undo the way back of", undone.length ? `Version ${undone.join(", ")} may answer again.` : `Version ${answers} stays.`, { action: "undo_rollback" }, "Undo the way back"),
+	);
+}
+
 // Loading and unloading: asked once, with what will happen.
 export function modelButtons(app, model) {
 	if (!explicit(app)) return null;
@@ -88,11 +102,11 @@ export function loadButton(app) {
 
 const explicit = (app) => app.server?.control === "explicit" && app.may.has("manage");
 const repository = (model, action) => `/v2/repository/models/${name(model)}/${action}`;
-const confirm = (app, verb, what, words, path) => app.change({ dialog: { kind: "confirm", verb, what, words, path } });
+const confirm = (app, verb, what, words, path, body = {}) => app.change({ dialog: { kind: "confirm", verb, what, words, path, body } });
 
-async function act(app, path) {
+async function act(app, path, body = {}) {
 	app.change({ dialog: { ...app.dialog, busy: true, error: null } });
-	const found = await tried(() => post(path, "{}"));
+	const found = await tried(() => post(path, JSON.stringify(body)));
 	if (found.ok) return app.change({ dialog: null });
 	let error = found.text;
 	try {
@@ -118,10 +132,10 @@ const cancel = (app) => h("button", { onclick: () => app.change({ dialog: null }
 const buttons = (app, words, go) =>
 	h("div.buttons", h("button.main", { disabled: app.dialog.busy, onclick: go }, words), cancel(app));
 
-const confirmation = (app, { verb, what, words, path }) => [
+const confirmation = (app, { verb, what, words, path, body }) => [
 	h("h2", { id: "dialog" }, verb, " ", h("bdi", what), "?"),
 	h("p", words),
-	buttons(app, verb, () => act(app, path)),
+	buttons(app, verb, () => act(app, path, body)),
 ];
 
 const naming = (app, shown) => [

@@ -1,5 +1,5 @@
 // The page: what it knows, where it comes from, and when it is drawn. The hash keeps the model and the range.
-import { dialog, emptyForm, loadButton, modelButtons } from "./actions.js";
+import { dialog, emptyForm, loadButton, modelButtons, rollbackButtons } from "./actions.js";
 import { h, pill, render } from "./dom.js";
 import { ask, follow, hasToken } from "./feed.js";
 import { RANGES, band, list, page, tiles, troubled } from "./views.js";
@@ -40,6 +40,7 @@ const app = {
 	restart,
 	readConfig,
 	modelButtons: (model) => modelButtons(app, model),
+	rollbackButtons: (model) => rollbackButtons(app, model),
 	loadButton: () => loadButton(app),
 };
 

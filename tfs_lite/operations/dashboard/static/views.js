@@ -185,7 +185,7 @@ export function page(app) {
 	const found = details?.explanation;
 	return [
 		back,
-		h("div.title", h("h2", h("bdi", open)), pill(...verdict((model || found).verdict)), model && app.modelButtons(model)),
+		h("div.title", h("h2", h("bdi", open)), pill(...verdict((model || found).verdict)), model && app.modelButtons(model), model && app.rollbackButtons(model)),
 		why(model, found),
 		model && versions(app, model),
 		details && [
