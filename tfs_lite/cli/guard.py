@@ -73,8 +73,6 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
     lines.append(f"  {_answers(rollout)}")
     if rollout["version"] is not None:
         lines.append(f"  {_trial(rollout)}")
-        if rollout["shadow"] is not None:
-            lines.append(f"  its shadow: {rollout['shadow']['text']}")
         lines += [f"  failed: {error}" for error in dict.fromkeys(each["error"] for each in rollout["failures"])]
     lines += [
         f"  version {each['version']} must not answer: {each['why']}"
@@ -105,7 +103,9 @@ def _trial(rollout: Tree) -> str:
     )
     if run_ms["new"] is not None:
         text += f"; a run takes {run_ms['new']:.3g} ms"
-        text += f", of version {rollout['over']} {run_ms['old']:.3g} ms" if run_ms["old"] is not None else ""
+        if run_ms["old"]:
+            times = run_ms["new"] / run_ms["old"]
+            text += f", {times:.2g} times the {run_ms['old']:.3g} ms of version {rollout['over']}"
     return text
 
 
@@ -153,15 +153,14 @@ def judged(answer: Tree, version: int) -> tuple[int | None, str]:
     line = next((line for line in answer["versions"] if line["version"] == version), None)
     if rollout.get("version") == version or line is None:
         return None, ""
-    ended = rollout.get("ended")
     if line["verdict"] in _IN_VAIN:
         return FAILED, f"~{line['sentence']}; {now}"
-    if ended is not None and ended["version"] == version:
-        code = DONE if ended["outcome"] in _STAYS else FAILED
-        return code, f"the trial of version {version} is over: {ended['text']}; {now}"
+    ended = rollout.get("ended") or {}
+    outcome = ended.get("outcome", "") if ended.get("version") == version else ""
+    over = f"the trial of version {version} is over: {ended.get('text')}; {now}"
     if line["verdict"] == "SERVING":
-        return DONE, f"~version {version} answers, and is not on trial"
-    return None, ""
+        return DONE, over if outcome in _STAYS else f"~version {version} answers, and is not on trial"
+    return (FAILED, over) if outcome == "GONE" else (None, "")
 
 
 def _end(args: Namespace, model: str, code: int, text: str, answer: Tree) -> int:

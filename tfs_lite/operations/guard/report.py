@@ -12,7 +12,6 @@ from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.operations.guard.evidence import Counts
 from tfs_lite.operations.guard.metrics import GuardMetrics
-from tfs_lite.operations.guard.shadow import ShadowReport
 from tfs_lite.operations.guard.stage import GuardView
 from tfs_lite.operations.guard.trial import (
     BakeBegun,
@@ -21,7 +20,6 @@ from tfs_lite.operations.guard.trial import (
     Effect,
     Lifted,
     Rejection,
-    Running,
     Stage,
     TakenBack,
     WayBackFailed,
@@ -41,16 +39,16 @@ GUARD = Origin(Cause.GUARD)
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a model stands. ``counts`` are those of the trial. ``answers``: the version that answers requests without a
-    version. ``shadow``: what the last shadow of the model has shown, if it was that of the version on trial, or of the
-    last one. ``back_to``: the version that a rollback without a version would go to, None if there is none.
+    version. ``back_to``: the version that a rollback without a version would go to, None if there is none.
+    ``old_run_ms``: the mean time of a run of the old version of the trial, in milliseconds, since it was loaded.
     ``remembered``: whether a restart of the server keeps what was rejected."""
 
     view: GuardView
     counts: Counts = NO_COUNTS
     answers: int | None = None
     back_to: int | None = None
+    old_run_ms: float | None = None
     remembered: bool = False
-    shadow: ShadowReport | None = None
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -72,9 +70,9 @@ class Standing:
             "late": counts.late,
             "load": counts.load,
             "votes": {"against": judgement.against, "for": judgement.votes_for, "needed": judgement.needed},
-            "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(counts.old_run_ms)},
+            "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(self.old_run_ms)},
             "failures": [{"request_id": each.request_id, "error": each.error} for each in counts.failures],
-            "shadow": None if self.shadow is None else self.shadow.as_json,
+            "shadow": None,
             "rejected": [_rejected(each) for each in view.rejected],
             "answers": self.answers,
             "back_to": self.back_to,
@@ -110,19 +108,21 @@ def _milliseconds(value: float | None) -> float | None:
 
 
 class GuardReports:
-    """What the guard tells: any thread may ask and tell. ``view`` and ``counts`` are the guard's own: how a model
-    stands, what the requests of the trial of this version have shown (None without a trial), and what its shadow has
-    shown."""
+    """Tells how models stand and what the guard does. Any thread may ask and tell, but for the event loop's.
+
+    Three functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
+    version have ended, None without a trial. ``on_disk``: the versions that could be offered, None where the disk does
+    not tell."""
 
     def __init__(
         self,
         core: ServerCore,
         view: Callable[[str], GuardView | None],
         counts: Callable[[ServableId], Counts | None],
-        shadow: Callable[[ServableId], ShadowReport | None] = lambda id: None,
+        on_disk: Callable[[str], Mapping[int, Any] | None],
     ) -> None:
         self._core = core
-        self._shadow = shadow
+        self._on_disk = on_disk
         self._view = view
         self._counts = counts
         self._shielded: dict[ServableId, tuple[float, int]] = {}  # when it was told last, and of how many
@@ -145,11 +145,16 @@ class GuardReports:
             return None
         view, counts = found
         answers = self.latest(name)
+        old_run_ms = counts.old_run_ms
+        if view.trial is not None and (ran := self._run_ms(ServableId(name, view.trial.old))) is not None:
+            old_run_ms = ran
         remembered = bool(self._core.options.state_directory)
-        last = view.trial or view.ended
-        version = None if last is None else last.new if isinstance(last, Running) else last.version
-        shadow = None if version is None else self._shadow(ServableId(name, version))
-        return Standing(view, counts, answers, self._back_to(name, view, answers), remembered, shadow)
+        return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered)
+
+    def _run_ms(self, id: ServableId) -> float | None:
+        """The mean of all its runs that did not fail; None if there are none."""
+        totals = self._core.metrics.batches.totals().get((id.name, str(id.version)))
+        return totals.run_seconds * 1e3 / totals.timed_runs if totals is not None and totals.timed_runs else None
 
     def latest(self, name: str) -> int | None:
         """The version that answers requests which name none."""
@@ -162,7 +167,7 @@ class GuardReports:
             return view.trial.old
         found, known = self._core.sources.found(name), self._core.states.report(name).versions
         there = {each.version for each in known if each.state is VersionState.AVAILABLE}
-        there |= found.versions if found is not None else frozenset()
+        there |= found.versions if found is not None else (self._on_disk(name) or {}).keys()
         failed = {each.version for each in known if each.state is VersionState.END and not each.status.ok}
         below = there - failed - {rejection.version for rejection in view.rejected}
         return max((version for version in below if answers is None or version < answers), default=None)
@@ -201,13 +206,9 @@ class GuardReports:
         match effect:
             case BakeBegun(trial):
                 details = {"over": trial.old, "stage": trial.stage.value, "bake_seconds": trial.settings.bake_seconds}
-                if trial.stage is Stage.BAKING:
-                    details |= self._shadow_shown(name, trial)
                 self._append(EventKind.BAKE_BEGUN, name, trial.new, details)
             case BakeEnded(trial, outcome, text) if trial.stage is not Stage.ARMED:
                 details = {"over": trial.old, "outcome": outcome.value, "why": text}
-                if trial.stage is Stage.SHADOW:
-                    details |= self._shadow_shown(name, trial)
                 self._append(EventKind.BAKE_ENDED, name, trial.new, details)
             case TakenBack(rejection, to, _, who):
                 if rejection.by is By.GUARD:
@@ -222,11 +223,6 @@ class GuardReports:
                 self._append(EventKind.LIFTED, name, version, {"why": text, "forced": forced}, origin)
             case WayBackFailed(to, text):
                 self._append(EventKind.WAY_BACK_FAILED, name, to, {"why": text})
-
-    def _shadow_shown(self, name: str, trial: Running) -> Mapping[str, Any]:
-        """The detail of the event with which a shadow ends."""
-        found = self._shadow(ServableId(name, trial.new))
-        return {} if found is None else {"shadow": str(found)}
 
     def _append(
         self,
