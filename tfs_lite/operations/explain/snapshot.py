@@ -257,9 +257,7 @@ class ModelSnapshot:
     @property
     def latest(self) -> int | None:
         """The version that answers requests which name none."""
-        shadow = self.trial is not None and self.trial.stage is Stage.SHADOW
-        held = {*self.rejected, *([self.trial.new] if shadow and self.trial is not None else [])}
-        return max((version for version in self.answering if version not in held), default=None)
+        return max((version for version in self.answering if version not in self.rejected), default=None)
 
     @property
     def problem(self) -> Status:

@@ -72,7 +72,6 @@ class Standing:
             "votes": {"against": judgement.against, "for": judgement.votes_for, "needed": judgement.needed},
             "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(self.old_run_ms)},
             "failures": [{"request_id": each.request_id, "error": each.error} for each in counts.failures],
-            "shadow": None,
             "rejected": [_rejected(each) for each in view.rejected],
             "answers": self.answers,
             "back_to": self.back_to,
@@ -205,7 +204,7 @@ class GuardReports:
         """See :class:`~tfs_lite.operations.guard.stage.GuardEffects`."""
         match effect:
             case BakeBegun(trial):
-                details = {"over": trial.old, "stage": trial.stage.value, "bake_seconds": trial.settings.bake_seconds}
+                details = {"over": trial.old, "bake_seconds": trial.settings.bake_seconds}
                 self._append(EventKind.BAKE_BEGUN, name, trial.new, details)
             case BakeEnded(trial, outcome, text) if trial.stage is not Stage.ARMED:
                 details = {"over": trial.old, "outcome": outcome.value, "why": text}

@@ -41,7 +41,6 @@ from tfs_lite.operations.guard.trial import (
     TakenBack,
     TrialSettings,
     guarded,
-    held,
     nothing,
     step,
 )
@@ -143,7 +142,7 @@ class SavedModel:
 class _Model:
     """What the stage keeps of a model; guarded by the stage's lock. ``known``: the items of every version that is there
     and could be offered. ``settings``: with the revision that they were read for. ``failed_as``: the revision of a
-    version when it has failed; another one is loaded anew."""
+    version when it has failed; another one is loaded anew. ``rejected``: the versions that the manager holds."""
 
     name: str
     state: ModelState = NO_STATE
@@ -154,7 +153,6 @@ class _Model:
     available: frozenset[int] = frozenset()
     failed: Mapping[int, Status] = field(default_factory=nothing)
     failed_as: dict[int, str] = field(default_factory=dict)
-    held: frozenset[int] = frozenset()
     rejected: frozenset[int] = frozenset()
     ended: EndedTrial | None = None
 
@@ -279,11 +277,8 @@ class GuardStage:
         if trial is not None:
             judgement = self._effects.judgement(ServableId(name, trial.new))
         if trial is not None and trial.stage is not Stage.ARMED:
-            seconds = trial.settings.shadow_seconds
-            if trial.stage is Stage.BAKING:
-                seconds = trial.settings.bake_seconds + LAST_VOTES_SECONDS
             since = self._clock.time() - (self._clock.monotonic() - trial.since)
-            until = since + seconds
+            until = since + trial.settings.bake_seconds + LAST_VOTES_SECONDS
         rejected = tuple(state.rejected[version] for version in sorted(state.rejected, reverse=True))
         going_back = state.going_back.to if state.going_back is not None else None
         return GuardView(name, trial, since, until, judgement, rejected, going_back, told.kept, told.ended)
@@ -323,7 +318,7 @@ class GuardStage:
             accepted, ungated = dict(found.accepted), frozenset(found.accepted)
             state = ModelState(armed=armed, rejected=rejected, accepted=accepted, ungated=ungated)
             model = self._models[name] = _Model(name, state)
-            self._tell_source(model)
+            self._tell_rejected(model)
             self._tell(model)
 
     # Lists.
@@ -430,7 +425,7 @@ class GuardStage:
         model = self._models.pop(name, None)
         if model is None:
             return
-        for version in model.held:
+        for version in model.rejected:
             self._effects.hold(ServableId(name, version), False)
         self._effects.set_trials(name, ())
         self._told.pop(name, None)
@@ -450,7 +445,6 @@ class GuardStage:
             (running.since, model.name, model)
             for model in self._models.values()
             if (running := model.state.running) is not None
-            and running.stage is Stage.BAKING
             and running.old not in model.listed
             and not self._judgement(model).leaning
         ]
@@ -487,21 +481,20 @@ class GuardStage:
         told = self._told.get(model.name, NOTHING_TOLD)
         self._settle(model, memory_needed)
         state = model.state
-        now_held = held(state)
-        for version in sorted(now_held ^ model.held):
-            self._effects.hold(ServableId(model.name, version), version in now_held)
-        model.held = now_held
+        self._tell_rejected(model)
         if state.trials != told.state.trials:
             self._effects.set_trials(model.name, state.trials)
-        self._tell_source(model)
         if model.saved != told.saved:
             self._call(self._effects.save)
         on_disk = {v: item for v, item in model.unlisted.items() if v not in model.failed or _is_kept(state, v)}
         return guarded(model.items, state, on_disk)
 
-    def _tell_source(self, model: _Model) -> None:
+    def _tell_rejected(self, model: _Model) -> None:
+        """The manager hears of rejected versions now, the source soon."""
         rejected = frozenset(model.state.rejected)
         if rejected != model.rejected:
+            for version in sorted(rejected ^ model.rejected):
+                self._effects.hold(ServableId(model.name, version), version in rejected)
             model.rejected = rejected
             self._call(lambda: self._effects.reject(model.name, rejected))
 

@@ -65,13 +65,6 @@ def test_a_trial_without_failures_may_be_ended() -> None:
     assert "tfs-lite guard accept m" in found.because[0].fix
 
 
-def test_a_version_in_its_shadow_answers_only_who_names_it() -> None:
-    shadow = replace(BAKING, stage=Stage.SHADOW)
-    found = ask(model(GuardView("m", shadow, 1e9, 1e9 + 60), answers(8), answers(7)))
-    assert [(each.reference, each.version) for each in found.answers_now] == [("unversioned", 7)]
-    assert "only requests that name it" in found.sentence
-
-
 def test_a_version_that_was_taken_back_is_wanted_and_another_answers() -> None:
     snapshot = model(GuardView("m", rejected=(TAKEN_BACK,)), on_disk(8), answers(7))
     found = ask(snapshot)

@@ -9,7 +9,6 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.operations.guard.stage import SavedModel, SavedTrial
 from tfs_lite.operations.guard.trial import (
-    BakeBegun,
     BakeEnded,
     By,
     Judgement,
@@ -285,29 +284,6 @@ def test_a_third_push_without_memory_ends_the_trial_and_is_loaded() -> None:
     fixture.rest()
     assert fixture.answers_with("m") == 9
     assert fixture.server.ready("m") == [8, 9]
-
-
-def test_in_the_shadow_the_old_version_answers() -> None:
-    settings = TrialSettings(600, shadow_percent=10, shadow_seconds=300)
-    fixture = served(7, settings=settings)
-    fixture.push("m", 8)
-    fixture.poll()
-    assert fixture.held == {ServableId("m", 8)}
-    fixture.rest()
-    assert fixture.server.ready("m") == [7, 8]
-    assert fixture.answers_with("m") == 7
-    fixture.rest(seconds=300)
-    assert fixture.answers_with("m") == 8
-    assert [begun.trial.stage for begun in fixture.seen(BakeBegun) if isinstance(begun, BakeBegun)] == [
-        Stage.SHADOW,
-        Stage.BAKING,
-    ]
-
-
-def test_a_shadow_without_a_bake_ends_with_the_new_version() -> None:
-    fixture = on_trial(TrialSettings(0, shadow_percent=10, shadow_seconds=300))
-    fixture.rest(seconds=300)
-    assert fixture.server.ready("m") == [8]
 
 
 # What operators say.
