@@ -103,7 +103,9 @@ def _trial(rollout: Tree) -> str:
     )
     if run_ms["new"] is not None:
         text += f"; a run takes {run_ms['new']:.3g} ms"
-        text += f", of version {rollout['over']} {run_ms['old']:.3g} ms" if run_ms["old"] is not None else ""
+        if run_ms["old"]:
+            times = run_ms["new"] / run_ms["old"]
+            text += f", {times:.2g} times the {run_ms['old']:.3g} ms of version {rollout['over']}"
     return text
 
 

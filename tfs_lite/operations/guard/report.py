@@ -40,12 +40,14 @@ GUARD = Origin(Cause.GUARD)
 class Standing:
     """How a model stands. ``counts`` are those of the trial. ``answers``: the version that answers requests without a
     version. ``back_to``: the version that a rollback without a version would go to, None if there is none.
+    ``old_run_ms``: the mean time of a run of the old version of the trial, in milliseconds, since it was loaded.
     ``remembered``: whether a restart of the server keeps what was rejected."""
 
     view: GuardView
     counts: Counts = NO_COUNTS
     answers: int | None = None
     back_to: int | None = None
+    old_run_ms: float | None = None
     remembered: bool = False
 
     @property
@@ -68,7 +70,7 @@ class Standing:
             "late": counts.late,
             "load": counts.load,
             "votes": {"against": judgement.against, "for": judgement.votes_for, "needed": judgement.needed},
-            "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(counts.old_run_ms)},
+            "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(self.old_run_ms)},
             "failures": [{"request_id": each.request_id, "error": each.error} for each in counts.failures],
             "shadow": None,
             "rejected": [_rejected(each) for each in view.rejected],
@@ -135,8 +137,16 @@ class GuardReports:
             return None
         view, counts = found
         answers = self.latest(name)
+        old_run_ms = counts.old_run_ms
+        if view.trial is not None and (ran := self._run_ms(ServableId(name, view.trial.old))) is not None:
+            old_run_ms = ran
         remembered = bool(self._core.options.state_directory)
-        return Standing(view, counts, answers, self._back_to(name, view, answers), remembered)
+        return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered)
+
+    def _run_ms(self, id: ServableId) -> float | None:
+        """The mean of all its runs that did not fail; None if there are none."""
+        totals = self._core.metrics.batches.totals().get((id.name, str(id.version)))
+        return totals.run_seconds * 1e3 / totals.timed_runs if totals is not None and totals.timed_runs else None
 
     def latest(self, name: str) -> int | None:
         """The version that answers requests which name none."""

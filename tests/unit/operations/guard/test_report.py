@@ -52,7 +52,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 def test_the_standing_is_what_the_schema_promises() -> None:
     ended = EndedTrial(8, Outcome.PASSED, "the bake is over", 1e9)
     view = replace(VIEW, rejected=(REJECTED,), ended=ended)
-    found = json.loads(json.dumps(Standing(view, COUNTS, 8, 7, True).as_json))
+    found = json.loads(json.dumps(Standing(view, COUNTS, 8, 7, 2.0, True).as_json))
     schema = guard_schemas()["Rollout"]
     assert sorted(found) == sorted(schema["required"]) == sorted(schema["properties"])
     assert (found["state"], found["version"], found["over"]) == ("BAKING", 8, 7)
