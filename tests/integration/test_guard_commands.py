@@ -29,12 +29,16 @@ class Model:
     def __init__(self, context): pass
     def predict(self, inputs): raise RuntimeError("it is broken")
 """
-BROKEN = "class Model:\n    def __init__(self, context): raise RuntimeError('no weights')\n"
+BROKEN = """
+class Model:
+    def __init__(self, context): raise RuntimeError("no weights")
+    def predict(self, inputs): return inputs
+"""
 Captured = pytest.CaptureFixture[str]
 
 
 class NightFixture:
-    """A server with a bake of a minute and the model ``m``, versions 6 and 7. ``run`` runs a command of the terminal."""
+    """A server with a bake of a minute and the model ``m``, versions 6 and 7. ``run`` runs a command."""
 
     def __init__(self, root: Path, capsys: Captured) -> None:
         self.root = root
@@ -140,7 +144,7 @@ def test_a_version_that_cannot_be_loaded_changes_nothing_and_says_why(night: Nig
     night.put(5, BROKEN)
     code, said = night.run("rollback", "m", "--to", "5")
     assert code == 1
-    assert "version 5 has failed" in said
+    assert "version 5 cannot answer in place of a newer one: its load failed" in said
     assert "no weights" in said
     assert "version 7 answers now" in said
     assert "tfs-lite rollback m --to VERSION" in said

@@ -15,9 +15,9 @@ from tfs_lite.cli.explain import read_question
 from tfs_lite.cli.guard import Tree, add_server, command, explained, looks
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 
-SETTLED_SECONDS = 1.0
-"""The seconds for which a version must have failed, before the command gives up: it may be loaded again."""
-_IN_VAIN = ("FAILED", "REFUSED", "HELD_BACK", "NOT_ON_DISK", "NOT_CONFIGURED")
+SETTLED_SECONDS = 2.0
+"""The seconds for which a version must have failed before the command gives up: it may be loaded again."""
+_IN_VAIN = ("FAILED", "REFUSED", "REJECTED", "HELD_BACK", "NOT_ON_DISK", "NOT_CONFIGURED", "NOT_WANTED", "ENDED")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -104,14 +104,20 @@ def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
         waits = answer["rollout"] is not None and answer["rollout"]["going_back"] == version
         if waits or line is None or line["verdict"] not in _IN_VAIN:
             failed_since = None
-        elif failed_since is None:
-            failed_since = time.monotonic()
+            continue
+        failed_since = failed_since or time.monotonic()
+        failed = [each for each in answer["events"] if each["version"] == version][-1:]
+        if failed and failed[0]["kind"] == "WAY_BACK_FAILED":
+            why = f"version {version} {failed[0]['text']}"
         elif time.monotonic() - failed_since >= SETTLED_SECONDS:
-            others = ", ".join(f"version {each}" for each in sorted(now)) or "no version"
-            raise CliError(
-                f"model {model}: {line['sentence']}; {others} answers now. There are versions "
-                f"{versions_text(answer)}: go back to another one with tfs-lite rollback {model} --to VERSION"
-            )
+            why = line["sentence"]
+        else:
+            continue
+        others = ", ".join(f"version {each}" for each in sorted(now)) or "no version"
+        raise CliError(
+            f"model {model}: {why}; {others} answers now. There are versions {versions_text(answer)}: go back to "
+            f"another one with tfs-lite rollback {model} --to VERSION"
+        )
     raise CliError(
         f"model {model}: version {version} does not answer after {time.monotonic() - begun:.0f} s, and is still on its "
         f"way: {answer['sentence']}. tfs-lite explain {model}@{version} says what it waits for",
