@@ -229,7 +229,7 @@ def test_doors_are_one_contract_over_http_and_grpc(night: NightFixture) -> None:
         client.guard("m", "accept")
     assert error.value.code is StatusCode.FAILED_PRECONDITION
     schemas = httpx.get(f"{night.served.url}/openapi.json").json()
-    assert set(schemas["paths"]["/v1/models/{model}:guard"]) == {"get", "post"}
+    assert schemas["paths"]["/v1/models/{model}:guard"].keys() >= {"get", "post"}
     assert sorted(rollout) == sorted(schemas["components"]["schemas"]["Rollout"]["properties"])
     code, said = night.run("guard", "m", "--json")
     assert (code, json.loads(said)["answers"]) == (0, 7)

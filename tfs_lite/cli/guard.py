@@ -153,15 +153,14 @@ def judged(answer: Tree, version: int) -> tuple[int | None, str]:
     line = next((line for line in answer["versions"] if line["version"] == version), None)
     if rollout.get("version") == version or line is None:
         return None, ""
-    ended = rollout.get("ended")
     if line["verdict"] in _IN_VAIN:
         return FAILED, f"~{line['sentence']}; {now}"
-    if ended is not None and ended["version"] == version:
-        code = DONE if ended["outcome"] in _STAYS else FAILED
-        return code, f"the trial of version {version} is over: {ended['text']}; {now}"
+    ended = rollout.get("ended") or {}
+    outcome = ended.get("outcome", "") if ended.get("version") == version else ""
+    over = f"the trial of version {version} is over: {ended.get('text')}; {now}"
     if line["verdict"] == "SERVING":
-        return DONE, f"~version {version} answers, and is not on trial"
-    return None, ""
+        return DONE, over if outcome in _STAYS else f"~version {version} answers, and is not on trial"
+    return (FAILED, over) if outcome == "GONE" else (None, "")
 
 
 def _end(args: Namespace, model: str, code: int, text: str, answer: Tree) -> int:
