@@ -15,12 +15,15 @@ import pytest
 from tests.support.servers.in_process import TIMEOUT, ServerFixture, config_text, entry, serving
 from tests.support.servers.models import write_python_version
 from tests.support.servers.process import wait_until
+from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.operations.guard.feature import Guard
 from tfs_lite.operations.guard.stage import GuardView
 from tfs_lite.operations.guard.trial import Command, Outcome, Verb
+from tfs_lite.operations.what_if.feature import Forecasts
+from tfs_lite.operations.what_if.forecast import Fate
 
 AVAILABLE, END = VersionState.AVAILABLE, VersionState.END
 GOOD = """
@@ -281,3 +284,23 @@ def test_rollback_in_the_mode_explicit_outlasts_a_restart_and_a_load_call_undoes
         assert found.served.version() == 1
         load(found)
         assert found.served.version() == 2
+
+
+def test_forecast_of_a_reload_knows_what_was_taken_back_and_what_is_kept(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    two = "model_version_policy { latest { num_versions: 2 } }"
+    with guarded(tmp_path) as found:
+        put(tmp_path, 2)
+        found.wait_trial(2, 1)
+        config = parse_model_server_config(config_text(tmp_path, entry("m", two)), "two")
+        forecasts = found.served.server.core.find(Forecasts)
+        assert forecasts is not None
+
+        def fates() -> dict[int, Fate]:
+            (model,) = forecasts.config(config).models
+            return {version.version: version.fate for version in model.versions}
+
+        assert fates() == {2: Fate.STAY, 1: Fate.STAY}
+        found.say(Verb.UNDO)
+        found.wait_states(v1=AVAILABLE, v2=END)
+        assert fates() == {1: Fate.STAY}

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import OK, Status
@@ -35,8 +35,7 @@ FAILED = SHIELDED | {Ending.LATE}
 """The endings that count as failures of the version, and are run again on both."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialEnding:
+class TrialEnding(NamedTuple):
     """How a request ended on a version under trial.
 
     ``status``: OK, or the failure of the new version. ``shielded``: the old one answered it. ``old_failed``: the old
@@ -59,14 +58,38 @@ class TrialEnding:
     asked: ServableId | None = None
 
 
+class OldAnswer(NamedTuple):
+    """A request that the old version has answered while the new one is in a shadow: its runs, each a key of a
+    signature, its inputs and the wanted outputs; the outputs of each; and the time in the old model."""
+
+    runs: Sequence[Any]
+    outputs: Sequence[Mapping[str, Any]]
+    run_seconds: float
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """The time before the new version answers, in which it runs copies. ``share``: of the requests that the old version
+    answers, from 0 to 1. ``take`` gets each of those, on the event loop, once the answer is on its way; short, and must
+    not raise."""
+
+    share: float
+    take: Callable[[OldAnswer], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """The pair of a trial. ``on_end`` takes how each request ended on the new version; called on the event loop, short,
-    and must not raise. ``may_shield``: whether the old version may be asked."""
+    and must not raise. ``may_shield``: whether the old version may be asked, and requests may run again later.
+    ``shadow``: while the new version does not answer yet. ``nonfinite_fails``: whether NaN and inf are failures, asked
+    after each answer that has any; both versions may mean them."""
 
     old: int
     on_end: Callable[[TrialEnding], None]
     may_shield: bool = True
+    shadow: Shadow | None = None
+    nonfinite_fails: Callable[[], bool] = lambda: True
 
 
 Trials = Mapping[str, Mapping[int, Trial]]

@@ -63,10 +63,10 @@ def visible_versions(
     for version, reason in waiting.items():
         if version not in found or found[version].state is VersionState.END:
             found[version] = VersionStatus(version, VersionState.START, Status(StatusCode.UNAVAILABLE, reason))
-    for version, reason in rejected.items():
+    for version, why in rejected.items():
         known = found.get(version)
         state = VersionState.END if known is None or known.state is VersionState.START else known.state
-        found[version] = VersionStatus(version, state, reason)
+        found[version] = VersionStatus(version, state, why)
     return tuple(found[version] for version in sorted(found, reverse=True))
 
 

@@ -21,7 +21,7 @@ from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adap
 from tfs_lite.adapters.replay.gate import ReplayGate
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.model_server import All, ModelConfig, ModelConfigList, ModelServerConfig, VersionPolicy
+from tfs_lite.config.model_server import All, ModelConfig, ModelServerConfig, VersionPolicy
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
@@ -243,7 +243,7 @@ class SourceChain:
         if model is None or isinstance(self._source, ExplicitSource) or name in self.hanging():
             return None
         every = model.model_copy(update={"model_version_policy": VersionPolicy(all=All())})
-        found = self.look_ahead(ModelServerConfig(model_config_list=ModelConfigList(config=(every,))))
+        found = self.look_ahead(self._config.only(every))
         aspired = found[name].aspired if name in found else None
         return None if aspired is None else {item.id.version: item for item in aspired}
 

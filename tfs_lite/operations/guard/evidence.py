@@ -112,12 +112,13 @@ class Counts:
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
     """A failure that is to be run again on both versions, at ``due`` of the clock or later. ``nonfinite``: the answer
-    had NaN or inf. ``size``: bytes of its inputs."""
+    had NaN or inf. ``size``: bytes of its inputs. ``asked``: as in :class:`~tfs_lite.core.trial.TrialEnding`."""
 
     runs: tuple[Run, ...]
     due: float
     nonfinite: bool
     size: int
+    asked: ServableId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,6 @@ class Evidence:
         """``id``: the new version. ``old``: the version that answered before it."""
         self.id = id
         self.old = old
-        self.nonfinite_counts = True
-        """Whether NaN and inf are failures: until they turn out to be meant."""
         self._monotonic = monotonic
         self._begun = monotonic()
         self._well = 0  # these two are written by the event loop alone, without the lock
@@ -165,6 +164,7 @@ class Evidence:
         self._only_new = self._only_old = 0  # pairs of this span in which one side alone failed
         self._against = self._for = 0
         self._meant = 0  # pairs in a row with NaN or inf on both sides
+        self._nonfinite_fails = True
         self._rule = 0
 
     # Requests.
@@ -175,7 +175,7 @@ class Evidence:
         if ending.cached:
             return
         kind = ending.ending
-        if kind is Ending.WELL or (kind is Ending.NONFINITE and not self.nonfinite_counts):
+        if kind is Ending.WELL or (kind is Ending.NONFINITE and not self._nonfinite_fails):
             self._well += 1
             self._run_seconds += ending.run_seconds
             return
@@ -200,9 +200,9 @@ class Evidence:
             self._faults_alone += 1
             self._first_failure = min(self._first_failure, now)
         if ending.runs:
-            self._keep(ending.runs, kind, now)
+            self._keep(ending, now)
 
-    def _keep(self, runs: Sequence[Run], kind: Ending, now: float) -> None:
+    def _keep(self, ending: TrialEnding, now: float) -> None:
         """Failures that are too large count among the first of their span, so that few are measured."""
         span = self._span_of(now)
         if span != self._kept_in:
@@ -210,10 +210,12 @@ class Evidence:
         if self._kept >= KEPT_IN_SPAN or len(self._waiting) >= MOST_WAITING:
             return
         self._kept += 1
+        runs: Sequence[Run] = ending.runs
         size = input_bytes(runs)
         if self._bytes + size <= MAX_INPUT_BYTES:
             self._bytes += size
-            self._waiting.append(Pair(tuple(runs), now + DELAY_SECONDS, kind is Ending.NONFINITE, size))
+            nonfinite = ending.ending is Ending.NONFINITE
+            self._waiting.append(Pair(tuple(runs), now + DELAY_SECONDS, nonfinite, size, ending.asked))
 
     # Pairs.
 
@@ -249,10 +251,18 @@ class Evidence:
             if pair.nonfinite:
                 self._meant = self._meant + 1 if new.nonfinite and old.nonfinite else 0
                 if self._meant >= MEANT_NONFINITE:
-                    self.nonfinite_counts = False
-            new_failed, old_failed = failures(new, old, self.nonfinite_counts)
+                    self._nonfinite_fails = False
+            new_failed, old_failed = failures(new, old, self._nonfinite_fails)
             self._only_new += new_failed and not old_failed
             self._only_old += old_failed and not new_failed
+
+    def answered_by(self, version: int) -> int:
+        """The requests of the trial that this one of the two versions has answered well. Any thread."""
+        return self._well if version == self.id.version else self._shielded
+
+    def nonfinite_fails(self) -> bool:
+        """Whether NaN and inf are failures: until they turn out to be meant. Any thread."""
+        return self._nonfinite_fails
 
     # Votes and verdict.
 
@@ -319,25 +329,25 @@ class Evidence:
         )
 
     def _words(self, counts: Counts) -> str:
-        """For example ``31 of 1204 requests failed, version 7 answered all; 15 votes against it, 1 for it: INTERNAL:
-        ...``, where the error is that of the first failure."""
+        """For example ``31 of 1204 requests failed, version 7 answered all; votes: 15 against it, 0 for it:
+        INTERNAL: ...``, where the error is that of the first failure."""
         text = f"{counts.failed} of {counts.requests} requests failed"
         if self._asked:
             answered = "all" if counts.shielded == counts.failed else f"{counts.shielded} of them"
             text += f", version {self.old} answered {answered}"
         if self._against or self._for:
-            text += f"; {self._against} votes against it, {self._for} for it"
+            text += f"; votes: {self._against} against it, {self._for} for it"
         return f"{text}: {counts.failures[0].error}" if counts.failures else text
 
 
-def failures(new: Ran, old: Ran, nonfinite_counts: bool = True) -> tuple[bool, bool]:
+def failures(new: Ran, old: Ran, nonfinite_fails: bool = True) -> tuple[bool, bool]:
     """Whether each side has failed: by its status, by NaN or inf, or because it took far longer than the other. Two
     sides that were given up have not."""
     if not new.ended and not old.ended:
         return False, False
 
     def has_failed(ran: Ran, other: Ran) -> bool:
-        return ran.failed or (nonfinite_counts and ran.nonfinite) or ran.seconds > patience(other.seconds)
+        return ran.failed or (nonfinite_fails and ran.nonfinite) or ran.seconds > patience(other.seconds)
 
     return has_failed(new, old), has_failed(old, new)
 

@@ -28,6 +28,7 @@ from tfs_lite.operations.guard.trial import (
     BakeEnded,
     Command,
     Effect,
+    Items,
     Judgement,
     Lifted,
     Outcome,
@@ -37,6 +38,7 @@ from tfs_lite.operations.guard.trial import (
     TrialSettings,
     WayBackFailed,
     WouldTakeBack,
+    guarded,
 )
 from tfs_lite.server.feature import Doors, ServerFeature
 from tfs_lite.server.http.resources import HttpResources
@@ -136,6 +138,13 @@ class Guard(ServerFeature):
     def listen(self, listener: OnReport) -> None:
         """Calls ``listener`` with the model and each effect from now on, on the guard's thread or that of a command."""
         self._listeners = (*self._listeners, listener)
+
+    def guarded(self, name: str, items: Items) -> Items:
+        """The list that goes on to the manager where the source has this one, as trials stand now. Asks the disk."""
+        listed = {item.id.version for item in items}
+        there = {} if self._stage.state(name).at_rest else (self._look(name) or {})
+        unlisted = {version: item for version, item in there.items() if version not in listed}
+        return guarded(items, self._stage.state(name), unlisted)
 
     def rejected(self, name: str) -> Mapping[int, Status]:
         return self._stage.rejected(name)
@@ -237,7 +246,9 @@ class Guard(ServerFeature):
                 evidence.old = trial.old
                 self._evidence[id] = trial.files, evidence
                 self._reruns.watch(evidence)
-                found[trial.new] = Trial(trial.old, evidence.on_end, trial.settings.repeats)
+                found[trial.new] = Trial(
+                    trial.old, evidence.on_end, trial.settings.repeats, nonfinite_fails=evidence.nonfinite_fails
+                )
         for _, evidence in before.values():
             self._forget(evidence)
         if found.keys() != self._trials.get(name, found).keys() or not found:

@@ -15,18 +15,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
-
-import numpy as np
+from typing import cast
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall, Servable
-from tfs_lite.core.servable import ModelRef
-from tfs_lite.core.signature import Signature, Tensor, find_signature
-from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.core.model import RUNNING, PredictCall, Servable
+from tfs_lite.core.servable import ModelRef, ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, find_signature
+from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import join, start
+from tfs_lite.core.trial import FAILED
 from tfs_lite.operations.guard.evidence import MOST_SECONDS, PATIENCE_SECONDS, Evidence, Pair, Ran, patience
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run, call_inputs
+from tfs_lite.server.inference.shield import all_finite, ending_of, may_repeat
 
 logger = logging.getLogger(__name__)
 HandleOf = Callable[[ModelRef], ServableHandle]
@@ -34,11 +36,6 @@ LOOK_SECONDS = 1.0
 """Between looks at the trials, while there are any: a failure that was just kept is due much later."""
 _MARGIN = 0.001
 """Seconds by which a side is past its patience, and not at it, when it is given up."""
-_FINITE_BYTES = 64 << 10
-_LOAD = frozenset({Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.JOB_EXPIRED})
-_NOTHING = frozenset(
-    {StatusCode.CANCELLED, StatusCode.NOT_FOUND, StatusCode.PERMISSION_DENIED, StatusCode.UNAUTHENTICATED}
-)
 
 
 class Reruns:
@@ -137,10 +134,10 @@ class Reruns:
 
     def _run_pair(self, evidence: Evidence, pair: Pair) -> tuple[Ran | None, Ran | None]:
         """How the new and the old version ran it; None for one that says nothing."""
-        name, sides = evidence.id.name, list[_Side]()
+        sides = list[_Side]()
         try:
             for version in (evidence.id.version, evidence.old):
-                sides.append(_Side(self._handle(ModelRef(name, version)), self._clock, self._changed))
+                sides.append(self._side(evidence, version, pair.asked))
             self._run_sides(evidence, pair, *self._random.sample(sides, 2))
             with self._changed:
                 new, old = sides
@@ -150,6 +147,19 @@ class Reruns:
         finally:
             for side in sides:
                 side.give_up()
+
+    def _side(self, evidence: Evidence, version: int, asked: ServableId | None) -> _Side:
+        """NOT_FOUND if the version is gone, or the ensemble that was asked."""
+        name, answered = evidence.id.name, partial(evidence.answered_by, version)
+        handle = self._handle(ModelRef(name, version))
+        if asked is None:
+            return _Side([handle], {name: version}, answered, self._clock, self._changed)
+        try:
+            ensemble = self._handle(ModelRef(asked.name, asked.version))
+        except ServingError:
+            handle.release()
+            raise
+        return _Side([ensemble, handle], {name: version}, answered, self._clock, self._changed)
 
     def _run_sides(self, evidence: Evidence, pair: Pair, first: _Side, second: _Side) -> None:
         """Returns when nothing more is to be learnt, at most :data:`PATIENCE_SECONDS` and :data:`MOST_SECONDS` later.
@@ -188,15 +198,28 @@ class Reruns:
 
 
 class _Side:
-    """The runs of a failure on one version. It holds the version until the last call was answered. ``_answer`` is
-    called on the servable's threads; everything else on that of the pairs."""
+    """The runs of a failure on one version, or on an ensemble that takes the version in its steps. It holds both until
+    the last call was answered. ``_answer`` is called on the servable's threads, everything else on that of the
+    pairs."""
 
-    def __init__(self, handle: ServableHandle, clock: Clock, changed: threading.Condition) -> None:
+    def __init__(
+        self,
+        handles: Sequence[ServableHandle],
+        instead: Mapping[str, int],
+        answered: Callable[[], int],
+        clock: Clock,
+        changed: threading.Condition,
+    ) -> None:
+        """The first of the ``handles`` is asked. ``instead``: the version that the side is about, by its name.
+        ``answered`` counts the requests that this version has answered so far."""
         self.started = math.inf
         self.seconds = 0.0
-        """The time that it took, once it is over."""
-        self._handle = handle
-        self._servable: Servable = handle.servable
+        """The time that it took, once it is over, with its wait in the queue."""
+        self._handles = handles
+        self._servable: Servable = handles[0].servable
+        self._instead = instead
+        self._answered = answered
+        self._answered_before = 0
         self._clock = clock
         self._changed = changed  # guards the fields below; notified at the end
         self._begun = False
@@ -210,11 +233,17 @@ class _Side:
 
     @property
     def ran(self) -> Ran | None:
-        """How it has run so far; None if that says nothing."""
+        """How it has run so far; None if that says nothing. The wait in a queue does not count, as long as the queue
+        moves: the new version has many more requests than the old one."""
         if self._nothing or not self._begun:
             return None
-        seconds = self.seconds if self.over else self._clock.monotonic() - self.started
-        return Ran(seconds, self._failed, self._nonfinite, self.over)
+        if self.over:
+            waited = max((call.queue_seconds for call in self._calls), default=0.0)
+            return Ran(max(self.seconds - waited, 0.0), self._failed, self._nonfinite)
+        runs = any(call.ticket is RUNNING for call in self._calls)
+        if not runs and self._answered() > self._answered_before:
+            return None
+        return Ran(self._clock.monotonic() - self.started, self._failed, self._nonfinite, ended=False)
 
     def given_up_at(self, other: _Side) -> float:
         """The time after which it makes no difference any more whether it ends."""
@@ -225,13 +254,14 @@ class _Side:
     def begin(self, runs: Sequence[Run]) -> None:
         """Checks the inputs against the version's own signatures, and queues the calls."""
         self.started, self._begun = self._clock.monotonic(), True
+        self._answered_before = self._answered()
         traits, signatures = self._servable.traits, self._servable.signatures
-        if traits.generates or traits.decoupled or traits.keeps_sequences:
+        if not may_repeat(traits):
             self._end(nothing=True)
             return
         try:
             calls = [self._call(run, signatures) for run in runs]
-        except ServingError:  # a refusal, as a client would get it
+        except Exception:  # a client would get an error, too
             self._end(failed=True)
             return
         self._calls, self._left = calls, len(calls)
@@ -239,26 +269,25 @@ class _Side:
             self._servable.submit(call)
 
     def _call(self, run: Run, signatures: Mapping[str, Signature]) -> PredictCall:
-        """Without a deadline: whoever waits gives it up."""
-        inputs = call_inputs(find_signature(signatures, run.signature), run)
-        return PredictCall(run.signature, inputs, run.outputs, None, self._answer)
+        """Without a deadline, because whoever waits gives it up, and past the response cache."""
+        key = run.signature or DEFAULT_SIGNATURE
+        inputs = call_inputs(find_signature(signatures, key), run)
+        return PredictCall(key, inputs, run.outputs, None, self._answer, instead=self._instead)
 
     def give_up(self) -> None:
         """Nobody waits for it any more: what waits leaves the queue."""
         if not self._begun:
-            self._handle.release()
+            self._release()
         elif not self.over:
             for call in self._calls:
                 self._servable.cancel(call)
 
     def _answer(self, answer: Mapping[str, Tensor] | Status) -> None:
-        failed = nothing = nonfinite = False
         if isinstance(answer, Status):
-            nothing = answer.code in _NOTHING or answer.reason in _LOAD
-            failed = not nothing
+            failed = ending_of(answer) in FAILED
+            self._end(failed=failed, nothing=not failed)
         else:
-            nonfinite = not all_finite(answer)
-        self._end(failed=failed, nonfinite=nonfinite, nothing=nothing)
+            self._end(nonfinite=not all_finite((cast(Mapping[str, Array], answer),)))
 
     def _end(self, *, failed: bool = False, nonfinite: bool = False, nothing: bool = False) -> None:
         """One call has ended, or it was refused before the first."""
@@ -272,12 +301,8 @@ class _Side:
                 self.seconds = self._clock.monotonic() - self.started
                 self._changed.notify_all()
         if over:
-            self._handle.release()
+            self._release()
 
-
-def all_finite(outputs: Mapping[str, Tensor]) -> bool:
-    """Whether the first bytes of every output of floats have neither NaN nor inf."""
-    for array in outputs.values():
-        if array.dtype.kind in "fc" and not np.isfinite(array.reshape(-1)[: _FINITE_BYTES // array.itemsize]).all():
-            return False
-    return True
+    def _release(self) -> None:
+        for handle in self._handles:
+            handle.release()

@@ -23,6 +23,7 @@ from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, not_found
 from tfs_lite.operations.guard.trial import (
     LAST_VOTES_SECONDS,
+    MAX_REMEMBERED,
     NO_JUDGEMENT,
     OFF,
     BakeEnded,
@@ -49,6 +50,8 @@ from tfs_lite.serving.lifecycle_events import LifecycleEvent, LoadAttempted, Loa
 logger = logging.getLogger(__name__)
 MAX_STEPS = 1000
 """The most steps of one model at a time; more of them are a defect."""
+MAX_GIVEN = 4
+"""The most trials that end early for one load without memory; after so many it does not fit for other reasons."""
 NO_STATE = ModelState()
 
 
@@ -63,13 +66,12 @@ class GuardEffects:
 
     Called under the stage's lock; short, and they take no lock of a source and call nothing of the stage:
 
-    ``hold(id, held)``: whether the version must not be "latest"; also before it is known to the manager, and after it
-    is gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so that requests are
-    shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with its evidence, also
-    where its ``stage`` or ``old`` has changed (evidence of the bake begins with the stage BAKING or, for what came
-    before it, with ARMED). ``judgement(id)``: how the trial of this new version stands; ``NO_JUDGEMENT`` where nothing
-    is known. ``answered(id)``: the requests that it has answered. ``wake()``: the guard's thread is to call ``tick``
-    soon; also called under the manager's bus.
+    ``hold(id, held)``: whether the version must not be "latest" where any other is; also before it is known to the
+    manager, and after it is gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so
+    that requests are shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with
+    its evidence, also where its ``stage`` or ``old`` has changed. ``judgement(id)``: how the trial of this new version
+    stands; ``NO_JUDGEMENT`` where nothing is known. ``answered(id)``: the requests that it has answered. ``wake()``:
+    the guard's thread is to call ``tick`` soon; also called under the manager's bus.
 
     Called without the stage's lock, but perhaps on a source's thread while it sends a list (so it must take no lock
     that is held then): ``on_disk(name)``: the items, as the source would offer them, of every version that is there and
@@ -140,7 +142,8 @@ class SavedModel:
 @dataclass(slots=True)
 class _Model:
     """What the stage keeps of a model; guarded by the stage's lock. ``known``: the items of every version that is there
-    and could be offered. ``settings``: with the revision that they were read for."""
+    and could be offered. ``settings``: with the revision that they were read for. ``failed_as``: the revision of a
+    version when it has failed; another one is loaded anew."""
 
     name: str
     state: ModelState = NO_STATE
@@ -150,6 +153,7 @@ class _Model:
     settings: dict[int, tuple[str, TrialSettings]] = field(default_factory=dict)
     available: frozenset[int] = frozenset()
     failed: Mapping[int, Status] = field(default_factory=nothing)
+    failed_as: dict[int, str] = field(default_factory=dict)
     held: frozenset[int] = frozenset()
     rejected: frozenset[int] = frozenset()
     ended: EndedTrial | None = None
@@ -203,9 +207,10 @@ class GuardStage:
         self._settings_of, self._files_of = settings_of, files_of
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
         self._events: deque[LifecycleEvent] = deque()
-        self._lock = threading.Lock()  # guards the models and the next three; held while a list goes on
+        self._lock = threading.Lock()  # guards the models and the next four; held while a list goes on
         self._models: dict[str, _Model] = {}
-        self._parked: set[ServableId] = set()  # versions whose load waits for memory or place
+        self._parked: set[ServableId] = set()  # versions whose load waits for memory or place, or was refused for it
+        self._given: dict[ServableId, int] = {}  # how many trials have ended for such a load
         self._leaving: set[ServableId] = set()  # versions that are being unloaded
         self._touched: set[str] = set()  # models of which something was heard since the last tick
         self._told: dict[str, _Told] = {}  # by model; values are replaced, and read without the lock
@@ -308,7 +313,8 @@ class GuardStage:
         return {name: told.saved for name, told in list(self._told.items()) if told.saved != nothing_saved}
 
     def restore(self, saved: Mapping[str, SavedModel]) -> None:
-        """Before ``observe``. A trial whose version has other files at its first list is forgotten."""
+        """Before ``observe``. A trial whose version has other files at its first list is forgotten. The source hears of
+        rejected versions with the first ``tick``; lists that come before that are guarded all the same."""
         for name, found in saved.items():
             armed = {
                 trial.new: Running(trial.new, trial.old, trial.files, Stage.ARMED, 0.0, OFF) for trial in found.trials
@@ -317,6 +323,7 @@ class GuardStage:
             accepted, ungated = dict(found.accepted), frozenset(found.accepted)
             state = ModelState(armed=armed, rejected=rejected, accepted=accepted, ungated=ungated)
             model = self._models[name] = _Model(name, state)
+            self._tell_source(model)
             self._tell(model)
 
     # Lists.
@@ -357,15 +364,19 @@ class GuardStage:
             return OFF
 
     def _take_list(self, model: _Model, items: Items, settings: Mapping[int, tuple[str, TrialSettings]]) -> None:
-        before = {item.id.version: item.revision for item in model.items}
-        after = {item.id.version: item.revision for item in items}
-        model.failed = {v: status for v, status in model.failed.items() if before.get(v) == after.get(v)}
         model.items = items
         kept = {version: found for version, found in model.settings.items() if version in model.listed}
         model.settings = {**kept, **settings}
-        passed = {item.id.version: item for item in model.passed}
-        known = passed if model.state.at_rest else model.known
+        known = model.known
+        if model.state.at_rest:  # nobody asks the disk then; what is loaded may become an old version with this list
+            known = {version: item for version, item in known.items() if version in model.available}
         model.known = {**known, **model.listed}
+        model.failed = {v: status for v, status in model.failed.items() if self._still_failed(model, v)}
+
+    def _still_failed(self, model: _Model, version: int) -> bool:
+        """Whether the manager does not begin it anew for this list. What it begins for another reason, it says."""
+        item = model.known.get(version)
+        return item is None or item.revision == model.failed_as.get(version)
 
     def _look(self, model: _Model, on_disk: Mapping[int, ServableData[StoragePath]] | None) -> None:
         """Takes what is there; what has been passed on already stays as it was passed."""
@@ -394,6 +405,10 @@ class GuardStage:
         self._leaving.discard(id)
         if state.state is ManagerState.UNLOADING:
             self._leaving.add(id)
+        elif state.health.code is StatusCode.RESOURCE_EXHAUSTED:
+            self._parked.add(id)
+        if state.state is ManagerState.AVAILABLE or (state.state is ManagerState.END and state.health.ok):
+            self._given.pop(id, None)
         model = self._models.get(id.name)
         if model is None:
             return
@@ -403,9 +418,12 @@ class GuardStage:
         else:
             model.available -= {version}
         failed = {other: status for other, status in model.failed.items() if other != version}
-        if state.state is ManagerState.END and not state.health.ok:
+        if state.state is ManagerState.END and not state.health.ok and self._is_passed(id):
             failed[version] = state.health
-        model.failed = failed
+            item = model.known.get(version)
+            model.failed_as[version] = item.revision if item is not None else ""
+        model.failed = {other: failed[other] for other in sorted(failed)[-MAX_REMEMBERED:]}
+        model.failed_as = {other: model.failed_as[other] for other in model.failed}
 
     def _forget(self, name: str) -> None:
         """The model is out of the config for good."""
@@ -425,16 +443,28 @@ class GuardStage:
     def _gives_memory(self) -> _Model | None:
         """The model that gives its old version's memory to a load that waits: one at a time, the oldest trial first,
         and none while something is on its way out already."""
-        if not self._parked or self._leaving:
+        waiting = [id for id in self._parked if self._is_passed(id) and self._given.get(id, 0) < MAX_GIVEN]
+        if not waiting or any(not self._is_passed(id) for id in self._leaving):
             return None
         baking = [
-            (model.state.running.since, model.name, model)
+            (running.since, model.name, model)
             for model in self._models.values()
-            if model.state.running is not None
-            and model.state.running.stage is Stage.BAKING
+            if (running := model.state.running) is not None
+            and running.stage is Stage.BAKING
+            and running.old not in model.listed
             and not self._judgement(model).leaning
         ]
-        return min(baking)[2] if baking else None
+        if not baking:
+            return None
+        giver, running = min(baking)[2], min(baking)[2].state.running
+        assert running is not None
+        self._given[min(waiting)] = self._given.get(min(waiting), 0) + 1
+        self._leaving.add(ServableId(giver.name, running.old))
+        return giver
+
+    def _is_passed(self, id: ServableId) -> bool:
+        model = self._models.get(id.name)
+        return model is not None and any(item.id == id for item in model.passed)
 
     def _judgement(self, model: _Model) -> Judgement:
         running = model.state.running
@@ -457,7 +487,7 @@ class GuardStage:
         told = self._told.get(model.name, NOTHING_TOLD)
         self._settle(model, memory_needed)
         state = model.state
-        now_held = held(state, model.available)
+        now_held = held(state)
         for version in sorted(now_held ^ model.held):
             self._effects.hold(ServableId(model.name, version), version in now_held)
         model.held = now_held

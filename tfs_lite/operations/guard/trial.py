@@ -330,20 +330,19 @@ def step(now: float, settings: Settings, state: ModelState, seen: Seen, command:
     return state, ()
 
 
-def held(state: ModelState, available: Collection[int]) -> frozenset[int]:
-    """The versions that must not be "latest": those that are rejected and those in a shadow, also before they are
-    available; none where nothing else would answer."""
+def held(state: ModelState) -> frozenset[int]:
+    """The versions that must not be "latest" where any other is: those that are rejected and those in a shadow, also
+    before they are available."""
     shadows = {trial.new for trial in state.armed.values() if trial.settings.shadows}
     if state.running is not None and state.running.stage is Stage.SHADOW:
         shadows.add(state.running.new)
-    found = shadows | state.rejected.keys()
-    return frozenset(found) if any(version not in found for version in available) else frozenset()
+    return frozenset(shadows | state.rejected.keys())
 
 
 def guarded(items: Items, state: ModelState, on_disk: Mapping[int, ServableData[StoragePath]]) -> Items:
     """The list that goes on: without rejected versions, with both versions of every trial, and with what an operator
-    goes back to. ``on_disk``: versions that could be offered and are not in ``items``. An empty list stays empty, and
-    no other one becomes empty. The highest version comes first, as sources send them."""
+    goes back to; what is added comes last. ``on_disk``: versions that could be offered and are not in ``items``. An
+    empty list stays empty, and no other one becomes empty."""
     if not items:
         return items
     listed = {item.id.version: item for item in items}
@@ -358,7 +357,7 @@ def guarded(items: Items, state: ModelState, on_disk: Mapping[int, ServableData[
         wanted.update({} if instead is None else {instead: on_disk[instead]})
     if not wanted:
         return items
-    return [_renewed(wanted[version], state.retries) for version in sorted(wanted, reverse=True)]
+    return [_renewed(item, state.retries) for item in wanted.values()]
 
 
 def _renewed(item: ServableData[StoragePath], retries: Mapping[int, int]) -> ServableData[StoragePath]:
@@ -376,7 +375,7 @@ def _stand_in(listed: Collection[int], on_disk: Iterable[int], rejected: Collect
 
 def answering(state: ModelState, seen: Seen) -> int | None:
     """The version that answers requests without a version; None if nothing does."""
-    return max(seen.available - held(state, seen.available), default=None)
+    return max(seen.available - held(state), default=max(seen.available, default=None))
 
 
 def _there(seen: Seen) -> Mapping[int, str]:
@@ -480,15 +479,18 @@ def _pushed(now: float, settings: Settings, state: ModelState, seen: Seen) -> Re
     accepted = {version: files for version, files in state.accepted.items() if version in seen.listed or version in old}
     if len(accepted) < len(state.accepted):
         return replace(state, accepted=accepted), ()
+    known = state.armed.keys() | state.rejected.keys()
+    if state.running is not None:
+        known |= {state.running.new}
+    new = {v: files for v, files in sorted(seen.listed.items()) if v not in known and accepted.get(v) != files}
     current = _known_to_answer(state, seen)
-    for version, files in sorted(seen.listed.items()):
-        known = version in state.armed or version in state.rejected or accepted.get(version) == files
-        if known or (state.running is not None and version == state.running.new):
-            continue
-        if current is not None and (version <= current or version in seen.failed):
+    if current is None and new:
+        return replace(state, accepted={**accepted, **new}, ungated=state.ungated - new.keys()), ()
+    for version, files in new.items():
+        if current is None or version <= current or version in seen.failed:
             continue
         wanted = settings.get(version, OFF)
-        if current is None or not (wanted.bakes or wanted.shadows):
+        if not (wanted.bakes or wanted.shadows):
             return _accept(state, version, files), ()
         armed = Running(version, current, files, Stage.ARMED, now, wanted)
         return replace(state, armed={**state.armed, version: armed}), ()
@@ -496,11 +498,14 @@ def _pushed(now: float, settings: Settings, state: ModelState, seen: Seen) -> Re
 
 
 def _known_to_answer(state: ModelState, seen: Seen) -> int | None:
-    """The version that a push would follow: the highest that answers and was accepted or is on trial. One that a
-    manager has loaded anew by itself, after its load had failed, may answer before anybody has heard of it."""
-    running = state.running.new if state.running is not None else None
-    open_ones = seen.available - held(state, seen.available)
-    return max((version for version in open_ones if version in state.accepted or version == running), default=None)
+    """The version that a push would follow: that of the running trial which answers, else the highest that answers and
+    was accepted. One that a manager has loaded anew by itself, after its load had failed, may answer before anybody
+    has heard of it."""
+    running = state.running
+    if running is not None:
+        return running.old if running.stage is Stage.SHADOW else running.new
+    open_ones = seen.available - held(state)
+    return max((version for version in open_ones if version in state.accepted), default=None)
 
 
 def _begun(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:

@@ -9,10 +9,13 @@ what the new one has given.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from random import random
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import ModelAndVersion, PredictCall, ServableCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode
-from tfs_lite.core.trial import SHIELDED, Ending, Trial, TrialEnding, Trials
+from tfs_lite.core.trial import SHIELDED, Ending, OldAnswer, Shadow, Trial, TrialEnding, Trials
 from tfs_lite.metrics.request_records import RecordedRequest, RequestRecord, is_late
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
@@ -42,6 +45,9 @@ FAULTS = frozenset(
 NOT_OF_THE_VERSION = frozenset({StatusCode.CANCELLED, StatusCode.PERMISSION_DENIED, StatusCode.UNAUTHENTICATED})
 
 
+NO_VERSIONS: Mapping[int, Trial] = MappingProxyType({})
+
+
 def ending_of(status: Status) -> Ending:
     """What the status of a request says about the version that has given it."""
     code = status.code
@@ -60,16 +66,12 @@ def all_finite(outputs: Iterable[Mapping[str, Array]]) -> bool:
     """Whether there is neither NaN nor inf in the first :data:`LOOKED_AT` bytes of every output of floats."""
     for each in outputs:
         for array in each.values():
-            if array.dtype.kind in FLOATS and array.size and not _is_finite(array):
-                return False
+            if array.dtype.kind in FLOATS:
+                if array.nbytes > LOOKED_AT:
+                    array = array.reshape(-1)[: LOOKED_AT // array.itemsize]
+                if 0 in np.isfinite(array).tobytes():  # quicker than all(), which matters for each request
+                    return False
     return True
-
-
-def _is_finite(array: Array) -> bool:
-    head = array.reshape(-1)
-    if array.nbytes > LOOKED_AT:
-        head = head[: LOOKED_AT // array.itemsize]
-    return 0 not in np.isfinite(head).tobytes()  # quicker than all(), which matters for each request
 
 
 def may_repeat(traits: Traits) -> bool:
@@ -103,81 +105,108 @@ class Steps:
                 continue  # the request will say so
             found.repeat = found.repeat and may_repeat(traits)
             waiting += traits.composing
-            trial = trials.get(name, _NO_VERSIONS).get(number)
+            trial = trials.get(name, NO_VERSIONS).get(number)
             if trial is not None and version is None:
                 found.on_trial[name] = number, trial
         return found
 
 
-_NO_VERSIONS: Mapping[int, Trial] = {}
-
-
-@dataclass(slots=True, eq=False)
-class Shield:
-    """One request on a version under trial. On the event loop. The trial is told once how it has ended.
-
-    ``id`` is the version on trial. ``ref`` is asked instead, with ``options``, those of the request. ``repeat``:
-    whether the request may run a second time, sooner or later; ``asks``: whether the old version may answer it.
-    ``asked``: the ensemble that was asked, where the version on trial is that of a model of its steps; ``instead``: the
-    versions that its second try takes of such models."""
-
-    id: ServableId
-    trial: Trial
-    record: RequestRecord
-    ref: ModelRef
-    options: Any
-    repeat: bool
-    asks: bool
-    asked: ServableId | None = None
-    instead: Mapping[str, int] | None = None
-    first: ServingError | None = field(default=None, init=False)
-    """The failure of the new version, which the client gets if the old one fails, too."""
-    _begun: float = field(default_factory=monotonic, init=False)
-    _ending: Ending = field(default=Ending.NOTHING, init=False)
-    _calls: Sequence[ServableCall] = field(default=(), init=False)
-    _runs: Sequence[Run] = field(default=(), init=False)
-    _run_seconds: float = field(default=0.0, init=False)
-    _told: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self.repeat = self.repeat and self.trial.may_shield
-        self.asks = self.asks and self.repeat
-
-    # How it has ended on the new version. True: ask the old one.
+class Watch:
+    """Hears how a request has ended on the version that was asked. On the event loop. What it returns asks for another
+    try."""
 
     def answered(
         self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
-    ) -> bool:
+    ) -> Shield | None:
+        return None
+
+    def failed(self, error: ServingError, runs: Sequence[Run], calls: Sequence[ServableCall]) -> Shield | None:
+        return None
+
+    def dropped(self, runs: Sequence[Run], calls: Sequence[ServableCall]) -> None:
+        """The caller does not wait any more."""
+
+
+class Copied(Watch):
+    """One request on the old version, while the new one is in a shadow."""
+
+    def __init__(self, shadow: Shadow, record: RequestRecord) -> None:
+        self._shadow = shadow
+        self._record = record
+
+    def answered(
+        self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
+    ) -> Shield | None:
+        if random() < self._shadow.share and not _are_cached(calls):
+            answer = OldAnswer(_kept(runs), outputs, self._record.run_seconds, _request_id(self._record))
+            asyncio.get_running_loop().call_soon(self._shadow.take, answer)
+        return None
+
+
+class Shield(Watch):
+    """One request on a version under trial. The trial is told once how it has ended. There is one for each such
+    request: what is usual stands in the class."""
+
+    first: ServingError | None = None
+    """The failure of the new version, which the client gets if the old one fails, too."""
+    asked: ServableId | None = None
+    """The ensemble that was asked, where the version on trial is that of a model of its steps."""
+    instead: Mapping[str, int] | None = None
+    """The versions of such models in its second try."""
+    _ending = Ending.NOTHING
+    _calls: Sequence[ServableCall] = ()
+    _runs: Sequence[Run] = ()
+    _run_seconds = 0.0
+    _told = False
+
+    def __init__(
+        self, id: ServableId, trial: Trial, record: RequestRecord, options: Any, repeat: bool, asks: bool
+    ) -> None:
+        """``id`` is the version on trial. ``options``: those of the request, for its second try. ``repeat``: whether
+        the request may run a second time, sooner or later; ``asks``: whether the old version may answer it."""
+        self.id = id
+        self.trial = trial
+        self.record = record
+        self.options = options
+        self.repeat = repeat and trial.may_shield
+        self.asks = asks and self.repeat
+        self.old = id.name, trial.old
+        """What is asked instead."""
+
+    # How it has ended on the new version.
+
+    def answered(
+        self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
+    ) -> Shield | None:
         self._calls = calls
-        if all_finite(outputs):
+        if all_finite(outputs) or not self.trial.nonfinite_fails():
             self._ending = Ending.WELL
             self._tell()
-            return False
+            return None
         self._ending = Ending.NONFINITE
         return self._asks(runs)
 
-    def failed(self, error: ServingError, runs: Sequence[Run], calls: Sequence[ServableCall]) -> bool:
+    def failed(self, error: ServingError, runs: Sequence[Run], calls: Sequence[ServableCall]) -> Shield | None:
         self._calls, self.first = calls, error
         self._ending = ending_of(error.status)
         return self._asks(runs)
 
     def dropped(self, runs: Sequence[Run], calls: Sequence[ServableCall]) -> None:
-        """The caller does not wait any more."""
         if self._told:
             return
         if self._ending is Ending.NOTHING:
             self._calls, self._runs = calls, runs
-            if is_late(self.record.deadline, self._begun, monotonic()):
+            if calls and is_late(self.record.deadline, calls[0].arrived, monotonic()):
                 self._ending, self.first = Ending.LATE, _LATE
         self._tell()
 
-    def _asks(self, runs: Sequence[Run]) -> bool:
+    def _asks(self, runs: Sequence[Run]) -> Shield | None:
         self._runs, record = runs, self.record
         if not (self.asks and self._ending in SHIELDED):
             self._tell()
-            return False
+            return None
         self._run_seconds, record.run_seconds = record.run_seconds, 0.0
-        return True
+        return self
 
     # How it has ended on the old one.
 
@@ -194,7 +223,7 @@ class Shield:
             return False
         record.shielded_from = f"{self.id.name}@{self.id.version}"
         if self.asked is None:
-            record.version = self.ref.version
+            record.version = self.old[1]
         self._tell(calls, shielded=True)
         return True
 
@@ -210,32 +239,43 @@ class Shield:
         if self._told:
             return
         self._told = True
-        ending, calls = self._ending, self._calls
+        ending, calls, self._calls = self._ending, self._calls, ()  # calls refer to the request, and so to this
         try:
-            run_seconds, cached = 0.0, bool(calls)
+            cached, seconds = _are_cached(calls), 0.0
             for call in calls:
-                run_seconds += call.run_seconds
-                cached = cached and isinstance(call, PredictCall) and call.cached
+                seconds += call.run_seconds
             if ending is Ending.WELL:
-                self.trial.on_end(TrialEnding(ending, cached=cached, run_seconds=run_seconds))
+                self.trial.on_end(TrialEnding(ending, OK, False, False, "", (), cached, seconds))
                 return
-            record = self.record
+            request_id = _request_id(self.record)
+            runs = _kept(self._runs) if self.repeat else ()
+            status = OK if self.first is None else self.first.status
+            old_seconds = sum(call.run_seconds for call in old_calls)
             self.trial.on_end(
                 TrialEnding(
-                    ending,
-                    OK if self.first is None else self.first.status,
-                    shielded,
-                    old_failed,
-                    record.context.request_id if isinstance(record, RecordedRequest) else record.sent_id,
-                    [replace(run, fits=None) for run in self._runs] if self.repeat else (),
-                    cached,
-                    run_seconds,
-                    sum(call.run_seconds for call in old_calls),
-                    self.asked,
+                    ending, status, shielded, old_failed, request_id, runs, cached, seconds, old_seconds, self.asked
                 )
             )
         except Exception:
             logger.exception("the end of a request on %s could not be counted", self.id)
+
+
+def _kept(runs: Sequence[Run]) -> list[Run]:
+    """The runs for another version."""
+    return [replace(run, fits=None) for run in runs]
+
+
+def _are_cached(calls: Sequence[ServableCall]) -> bool:
+    """Whether every answer came from the response cache."""
+    for call in calls:
+        if not (isinstance(call, PredictCall) and call.cached):
+            return False
+    return bool(calls)
+
+
+def _request_id(record: RequestRecord) -> str:
+    """Before the record ends."""
+    return record.context.request_id if isinstance(record, RecordedRequest) else record.sent_id
 
 
 _LATE = ServingError(StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the request was answered")

@@ -260,9 +260,9 @@ class RepositoryControl:
             raise
         finally:
             self._core.sources.drop_preloads(name)
-        before = {**old.kept, **offered} if old is not None else {}
+        known = {**old.kept, **offered} if old is not None else {}
         kept = self._wait.kept(name) - model.offered.keys()
-        self._loaded[name] = replace(model, kept={version: before[version] for version in kept & before.keys()})
+        self._loaded[name] = replace(model, kept={version: known[version] for version in kept & known.keys()})
 
     def _require_whole(self, name: str, versions: Iterable[FoundVersion]) -> None:
         problems = {item.version: self._check.problem(item.path) for item in versions}

@@ -330,9 +330,9 @@ def test_sixteen_pairs_in_a_row_with_values_that_are_not_finite_mean_that_they_a
     while pairs < 15:
         trial.ends(NAN)
         pairs += trial.pass_seconds(2.0, BOTH_NAN, BOTH_NAN)
-    assert trial.evidence.nonfinite_counts
+    assert trial.evidence.nonfinite_fails()
     trial.pass_seconds(30.0, BOTH_NAN, BOTH_NAN)
-    assert not trial.evidence.nonfinite_counts
+    assert not trial.evidence.nonfinite_fails()
     before = trial.evidence.counts
     trial.ends(NAN)
     after = trial.evidence.counts
@@ -350,7 +350,7 @@ def test_a_pair_in_which_one_side_is_finite_begins_the_row_anew(trial):
             assert pair is not None
             trial.evidence.on_pair(pair, *sides)
             trial.now += 0.01
-    assert trial.evidence.nonfinite_counts
+    assert trial.evidence.nonfinite_fails()
 
 
 def test_failures_of_other_kinds_leave_the_row_alone(trial):
@@ -361,7 +361,7 @@ def test_failures_of_other_kinds_leave_the_row_alone(trial):
             ran = BOTH_NAN if pair.nonfinite else OK
             trial.evidence.on_pair(pair, ran, ran)
             trial.now += 0.01
-    assert not trial.evidence.nonfinite_counts
+    assert not trial.evidence.nonfinite_fails()
 
 
 # Numbers and words.
@@ -393,7 +393,7 @@ def test_the_words_have_the_numbers_and_the_votes(trial):
     trial.ends(fault(shielded=False))
     trial.pass_seconds(10.0, BAD, OK)
     assert trial.judgement.text == (
-        "3 of 4 requests failed, version 7 answered 2 of them; 2 votes against it, 0 for it: INTERNAL: it broke"
+        "3 of 4 requests failed, version 7 answered 2 of them; votes: 2 against it, 0 for it: INTERNAL: it broke"
     )
 
 

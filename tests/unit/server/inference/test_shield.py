@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -238,6 +241,14 @@ async def test_the_client_gets_the_first_error_if_the_old_version_cannot_help(ol
     assert (house.ending.shielded, house.ending.old_failed, len(house.ending.runs)) == (False, True, 1)
 
 
+async def test_an_answer_with_nan_is_a_good_one_once_the_trial_knows_that_it_is_meant() -> None:
+    house = OnTrial(Scripted(plus(np.nan)), Scripted(plus(OLD)))
+    house.trials["m"][NEW] = replace(house.trials["m"][NEW], nonfinite_fails=lambda: False)
+    answer = await house.ask()
+    assert (answer.id.version, house.ending.ending) == (NEW, Ending.WELL)
+    assert not house.old.calls
+
+
 async def test_an_answer_with_nan_is_replaced() -> None:
     house = OnTrial(Scripted(plus(np.nan)), Scripted(plus(OLD)))
     answer = await house.ask(run(1), run(2))
@@ -465,6 +476,24 @@ def through(*models: str) -> dict[str, Any]:
     names = ["x", *(f"behind {model}" for model in models[:-1]), "y"]
     steps = [step(model, {"x": names[i]}, {"y": names[i + 1]}) for i, model in enumerate(models)]
     return settings_of([tensor("x")], [tensor("y")], steps)
+
+
+@pytest.mark.parametrize("new", [plus(NEW), plus(np.nan), lambda call: BROKEN], ids=["well", "nan", "failed"])
+async def test_nothing_of_a_request_waits_for_the_garbage_collection(new: Answer) -> None:
+    house = OnTrial(Scripted(new), Scripted(plus(OLD)))
+    inputs = np.ones(1, np.float32)
+    gone = weakref.ref(inputs)
+    gc.disable()
+    try:
+        await house.ask(Run(DEFAULT_SIGNATURE, {"x": inputs}))
+        del inputs
+        for servable in (house.new, house.old):
+            servable.calls.clear()
+        house.heard.clear()
+        await settled()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 class Kitchen:
