@@ -29,6 +29,11 @@ class Model:
     def __init__(self, context): pass
     def predict(self, inputs): raise RuntimeError("it is broken")
 """
+RENAMED = """
+class Model:
+    def __init__(self, context): pass
+    def predict(self, inputs): return {"z": inputs["x"]}
+"""
 BROKEN = """
 class Model:
     def __init__(self, context): raise RuntimeError("no weights")
@@ -233,3 +238,22 @@ def test_doors_are_one_contract_over_http_and_grpc(night: NightFixture) -> None:
     assert sorted(rollout) == sorted(schemas["components"]["schemas"]["Rollout"]["properties"])
     code, said = night.run("guard", "m", "--json")
     assert (code, json.loads(said)["answers"]) == (0, 7)
+
+
+def test_a_version_that_was_held_back_is_named_and_answers_only_by_command(night: NightFixture) -> None:
+    """Its signature lacks an output of the version before."""
+    night.put(8, RENAMED)
+    wait_until(lambda: night.metric("held_back_total") == 1, "version 8 is held back", TIMEOUT)
+    code, said = night.run("guard", "m@8", "--wait", "20")
+    assert code == 1
+    assert "version 8 is held back: " in said
+    assert "version 7 answers" in said
+    code, said = night.run("explain", "m")
+    assert code == 1
+    assert said.startswith("m (SERVING_OTHER): version 8 is held back: ")
+    assert "HELD_BACK: " in said
+    assert "tfs-lite guard accept m@8" in said
+    assert night.served.version() == 7
+    assert "HELD_BACK" in [kind for kind, version, *_ in night.events() if version == 8]
+    assert night.run("guard", "accept", "m@8", "--wait", "20")[0] == 0
+    assert night.rollout()["answers"] == 8
