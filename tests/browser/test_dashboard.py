@@ -205,7 +205,7 @@ def test_an_older_version_answers_again_by_click_of_those_who_may_and_the_newest
             seen.wait(lambda: served.version("ranker") == 1, "version 1 answers")
             seen.wait_text("version 2 must not answer: rolled back to version 1", ".why")
             seen.page.get_by_role("button", name="Undo the way back").click()
-            seen.page.locator("dialog").get_by_role("button", name="Undo").click()
+            seen.page.locator("dialog").get_by_role("button", name="Undo the way back").click()
             seen.wait(lambda: served.version("ranker") == 2, "version 2 answers")
 
 

@@ -241,7 +241,12 @@ def test_doors_are_one_contract_over_http_and_grpc(night: NightFixture) -> None:
 
 
 def test_a_version_that_was_held_back_is_named_and_answers_only_by_command(night: NightFixture) -> None:
-    """Its signature lacks an output of the version before."""
+    """Recorded answers have an output that it does not give."""
+    recorded = night.root / "m" / "replay.tfrecord"
+    asked = night.root / "asked.json"
+    asked.write_text('{"inputs": {"x": [[1.0, 2.0, 3.0]]}}')
+    where = f"--server={night.served.target}"
+    assert main(["record", "--model_name=m", f"--out={recorded}", where, str(asked)]) == 0
     night.put(8, RENAMED)
     wait_until(lambda: night.metric("held_back_total") == 1, "version 8 is held back", TIMEOUT)
     code, said = night.run("guard", "m@8", "--wait", "20")
