@@ -47,7 +47,7 @@ def _go_back(args: Namespace, model: str, to: int | None) -> int:
     answer = _wait(args, model, to, begun)
     rollout = answer["rollout"]
     back = [each["version"] for each in rollout["rejected"] if each["version"] > to]
-    text = f"model {model}: version {to} answers now, after {time.monotonic() - begun:.1f} s"
+    text = f"model {model}: version {to} answers now, after {time.monotonic() - begun:.2f} s"
     if back:
         text += f"; {numbers(back)} must not, until the next push or tfs-lite rollback {model} --undo"
     if not rollout["remembered"]:
@@ -63,7 +63,7 @@ def _undo(args: Namespace, model: str) -> int:
     if newest is None:
         return _say(args, f"model {model}: the way back was given up; {_why(args, model)}", explained(args, model))
     answer = _wait(args, model, newest, begun)
-    after = f"after {time.monotonic() - begun:.1f} s"
+    after = f"after {time.monotonic() - begun:.2f} s"
     return _say(args, f"model {model}: the rollback is undone; version {newest} answers now, {after}", answer)
 
 

@@ -88,7 +88,7 @@ class Guard(ServerFeature):
         self._listeners: tuple[OnReport, ...] = ()
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
-        self.reports = GuardReports(core, self.view, self.counts)
+        self.reports = GuardReports(core, self.view, self.counts, self._look)
         self.listen(self.reports.on_effect)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three

@@ -108,13 +108,21 @@ def _milliseconds(value: float | None) -> float | None:
 
 
 class GuardReports:
-    """What the guard tells: any thread may ask and tell. ``view`` and ``counts`` are the guard's own: how a model
-    stands, and what the requests of the trial of this version have shown (None without a trial)."""
+    """Tells how models stand and what the guard does. Any thread may ask and tell, but for the event loop's.
+
+    Three functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
+    version have ended, None without a trial. ``on_disk``: the versions that could be offered, None where the disk does
+    not tell."""
 
     def __init__(
-        self, core: ServerCore, view: Callable[[str], GuardView | None], counts: Callable[[ServableId], Counts | None]
+        self,
+        core: ServerCore,
+        view: Callable[[str], GuardView | None],
+        counts: Callable[[ServableId], Counts | None],
+        on_disk: Callable[[str], Mapping[int, Any] | None],
     ) -> None:
         self._core = core
+        self._on_disk = on_disk
         self._view = view
         self._counts = counts
         self._shielded: dict[ServableId, tuple[float, int]] = {}  # when it was told last, and of how many
@@ -159,7 +167,7 @@ class GuardReports:
             return view.trial.old
         found, known = self._core.sources.found(name), self._core.states.report(name).versions
         there = {each.version for each in known if each.state is VersionState.AVAILABLE}
-        there |= found.versions if found is not None else frozenset()
+        there |= found.versions if found is not None else (self._on_disk(name) or {}).keys()
         failed = {each.version for each in known if each.state is VersionState.END and not each.status.ok}
         below = there - failed - {rejection.version for rejection in view.rejected}
         return max((version for version in below if answers is None or version < answers), default=None)
