@@ -192,7 +192,11 @@ class GuardReports:
         at, told = self._shielded.get(id, (-SHIELDED_EVERY, 0))
         if counts.shielded > told and now - at >= SHIELDED_EVERY:
             self._shielded[id] = now, counts.shielded
-            details = {"shielded": counts.shielded, "failed": counts.failed, "requests": counts.requests}
+            details: dict[str, Any] = {
+                "shielded": counts.shielded,
+                "failed": counts.failed,
+                "requests": counts.requests,
+            }
             if counts.failures:
                 details["why"] = counts.failures[0].error
             self._append(EventKind.SHIELDED, id.name, id.version, details)
