@@ -29,7 +29,7 @@ from tests.support.profiles import CountedMachine, SeededRuns
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.operations.guard.trial import MAX_SECONDS, Judgement, Running, Stage, TrialSettings, Verb
-from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
 
 NAMES = ("a", "b", "c")
 SETTINGS = [
@@ -48,7 +48,14 @@ JUDGEMENTS = [
     Judgement(against=1),
     Judgement(),
 ]
-POLICIES = [LatestPolicy(), LatestPolicy(), LatestPolicy(2), AllPolicy(), SpecificPolicy((1,)), SpecificPolicy((3, 2))]
+POLICIES: list[VersionPolicy] = [
+    LatestPolicy(),
+    LatestPolicy(),
+    LatestPolicy(2),
+    AllPolicy(),
+    SpecificPolicy((1,)),
+    SpecificPolicy((3, 2)),
+]
 
 
 class Then(NamedTuple):
@@ -68,7 +75,7 @@ class Guarded(CountedMachine):
     """One rule for each thing that can happen."""
 
     ram: int | None = None
-    policies: ClassVar = POLICIES
+    policies: ClassVar[list[VersionPolicy]] = POLICIES
 
     @initialize(settings=st.sampled_from(SETTINGS), versions=st.sets(st.integers(1, 3), min_size=1))
     def begin(self, settings: TrialSettings, versions: set[int]) -> None:
@@ -131,7 +138,7 @@ class Guarded(CountedMachine):
 
     @rule(name=st.sampled_from(NAMES), data=st.data(), then=THEN)
     def reload_config(self, name: str, data: st.DataObject, then: Then) -> None:
-        policy = data.draw(st.sampled_from([*self.policies * 2, None]))
+        policy: VersionPolicy | None = data.draw(st.sampled_from([*self.policies * 2, None]))
         self.guarded.policies.pop(name, None)
         if policy is not None:
             self.guarded.policies[name] = policy
@@ -202,8 +209,14 @@ class Guarded(CountedMachine):
             self.guarded, self.twin = self.guarded.restart(saves=saves), self._other_twin()
         self._step(then)
 
-    @rule(now=st.sampled_from([True, False]))
-    def rest(self, now: bool) -> None:
+    @rule(now=st.sampled_from([True, False]), judgement=st.sampled_from([None, *JUDGEMENTS[2:]]))
+    def rest(self, now: bool, judgement: Judgement | None) -> None:
+        """With a judgement: every trial has it for as long as any trial may last."""
+        if now and judgement is not None:
+            for name, trial in self._trials():
+                self.guarded.judge(name, trial.new, judgement)
+            for server in (self.guarded, self.twin):
+                server.rest(seconds=MAX_SECONDS)
         if now:
             self._rest()
         self._step()
@@ -300,7 +313,7 @@ class Short(Guarded):
     """Three models that just fit, one of them twice."""
 
     ram = 4
-    policies: ClassVar = [LatestPolicy()]
+    policies: ClassVar[list[VersionPolicy]] = [LatestPolicy()]
 
 
 @pytest.mark.timeout(1200)

@@ -485,7 +485,7 @@ def _pushed(now: float, settings: Settings, state: ModelState, seen: Seen) -> Re
     new = {v: files for v, files in sorted(seen.listed.items()) if v not in known and accepted.get(v) != files}
     current = _known_to_answer(state, seen)
     if current is None and new:
-        return replace(state, accepted={**accepted, **new}, ungated=state.ungated - new.keys()), ()
+        return replace(state, accepted={**accepted, **new}, ungated=state.ungated.difference(new)), ()
     for version, files in new.items():
         if current is None or version <= current or version in seen.failed:
             continue

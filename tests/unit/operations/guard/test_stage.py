@@ -80,7 +80,7 @@ def test_after_the_bake_one_version_is_in_memory() -> None:
     fixture.rest(seconds=1)
     assert fixture.server.ready("m") == [8]
     assert outcomes(fixture) == [Outcome.PASSED]
-    assert fixture.trials["m"] == ()
+    assert not fixture.trials["m"]
 
 
 def test_a_bad_version_is_taken_back_and_stays_so() -> None:
@@ -148,7 +148,7 @@ def test_a_load_that_fails_leaves_the_old_version_and_no_trial() -> None:
     fixture.rest()
     assert fixture.answers_with("m") == 7
     assert outcomes(fixture) == [Outcome.LOAD_FAILED]
-    assert fixture.trials["m"] == ()
+    assert not fixture.trials["m"]
     fixture.push("m", 8, Files("b"))
     fixture.poll()
     assert [trial.stage for trial in fixture.trials["m"]] == [Stage.ARMED]
