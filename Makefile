@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-azure test-lowest test-newer-python soak-world conformance conformance-upstream browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-azure test-lowest test-newer-python soak-world conformance conformance-upstream browser fuzz check format bench bench-batching bench-peers demo demo-guard gpu gpu-report protos dashboards package docs clean
 
 install: $(VENV)/.installed
 
@@ -42,6 +42,10 @@ serve: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(BIN)/tfs-lite demo $(ARGS)
+
+# Bad versions pushed under callers, and taken back: one minute, and it prints how many errors the callers got.
+demo-guard: $(VENV)/.installed
+	$(BIN)/python examples/guarded_versions/demo.py
 
 # Three workers for two cores, because many tests wait for a state. One thread of torch for each: teams of threads that
 # share cores wait for one another. A worker that has nothing left to do takes over half of what another one still has.
@@ -201,6 +205,30 @@ gpu: $(VENV)/.dev
 gpu-report: $(VENV)/.dev
 	$(BIN)/python benchmarks/gpu_first.py --budget 480 $(ARGS)
 
+PACKAGEVENV := .venv-package
+$(PACKAGEVENV)/.installed:
+	$(PYTHON) -m venv $(PACKAGEVENV)
+	$(PACKAGEVENV)/bin/python $(PIP) 'build>=1.2' 'twine>=6'
+	@touch $@
+
+# What a release consists of, built twice and compared, looked into, installed into empty environments, and used.
+package: $(PACKAGEVENV)/.installed $(VENV)/.dev
+	rm -rf dist
+	$(PACKAGEVENV)/bin/python release/build.py dist
+	$(BIN)/python -m pytest tests/deploy/test_wheel.py $(PYTEST_ARGS)
+
+DOCSVENV := .venv-docs
+$(DOCSVENV)/.installed: docs/site/requirements.txt
+	$(PYTHON) -m venv $(DOCSVENV)
+	$(DOCSVENV)/bin/python $(PIP) -r docs/site/requirements.txt
+	@touch $@
+
+# The pages as a site, in site/VERSION; site/index.html lists the versions that are there. A link or an anchor that leads nowhere is an error.
+docs: $(DOCSVENV)/.installed
+	@set -e; folder=site/$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' tfs_lite/__init__.py); rm -rf $$folder; \
+	$(DOCSVENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --conf-dir docs/site --doctree-dir $(DOCSVENV)/doctrees . $$folder; \
+	$(DOCSVENV)/bin/python docs/site/links.py site; echo "the first page: $$folder/index.html"
+
 protos: $(VENV)/.dev
 	$(BIN)/python -m tfs_lite.protocols.build
 
@@ -209,4 +237,4 @@ dashboards: $(VENV)/bin/python
 	$(BIN)/python examples/monitoring/dashboard.py
 
 clean:
-	rm -rf $(VENV) $(TFVENV) $(CLUSTERVENV) $(LOWEST) .venv-$(NEWER) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(TFVENV) $(CLUSTERVENV) $(LOWEST) $(PACKAGEVENV) $(DOCSVENV) .venv-$(NEWER) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 import grpc
 import numpy as np
 
-from tfs_lite.core.pem import certificate_problem, key_problem
 from tfs_lite.core.servable import ModelRef, VersionStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
@@ -31,6 +30,7 @@ from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow import serving
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.trailers import APPLIED, decode_trailer
+from tfs_lite.transport.pem import certificate_problem, key_problem
 from tfs_lite.transport.remembered import Remembered
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The wheel, as users get it: built, installed into an empty environment, and used from outside of the clone.
+"""The wheels, as users get them: built, installed into empty environments, and used from outside of the clone.
 
 Its dependencies come from where this machine's pip finds them, with the constraints of ``make install``.
 """
@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 from deploy_files import ROOT
+
+sys.path.insert(0, str(ROOT / "release"))
+from build import stage_client
 
 from tests.support.servers.process import ServerProcess
 
@@ -33,16 +36,36 @@ import sys
 import tfs_lite
 
 with tfs_lite.Client(sys.argv[1]) as client:
+    assert "torch" not in sys.modules
     print(client.predict("ranker", {"input": [[1.0, 2.0, 3.0, 4.0]]}).outputs["output_0"].tolist())
 """
 
 
+def built(project: Path, directory: Path) -> Path:
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={directory}", str(project))
+    (found,) = directory.glob("*.whl")
+    return found
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={directory}", str(ROOT))
-    (found,) = directory.iterdir()
-    return found
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def client_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = tmp_path_factory.mktemp("client")
+    stage_client(project)
+    return built(project, tmp_path_factory.mktemp("wheel"))
+
+
+def installed(wheel: Path, place: Path) -> tuple[str, str]:
+    """Python and ``tfs-lite`` of a new environment that has the wheel and what it needs."""
+    run(sys.executable, "-m", "venv", str(place))
+    python = str(place / "bin" / "python")
+    run(python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel))
+    run(python, "-m", "pip", "check")
+    return python, str(place / "bin" / "tfs-lite")
 
 
 def run(*command: str, directory: Path | None = None) -> str:
@@ -63,18 +86,19 @@ def test_it_has_the_package_and_nothing_that_only_tests_need(wheel: Path) -> Non
     assert set(sources) == package
 
 
-def test_it_saves_serves_predicts_and_explains_outside_of_the_clone(wheel: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
-    python, command = (str(tmp_path / "venv" / "bin" / name) for name in ("python", "tfs-lite"))
-    run(python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel))
-    run(python, "-m", "pip", "check")
+def test_it_saves_serves_predicts_and_explains_outside_of_the_clone_and_the_client_alone_asks(
+    wheel: Path, client_wheel: Path, tmp_path: Path
+) -> None:
+    python, command = installed(wheel, tmp_path / "venv")
+    alone, _ = installed(client_wheel, tmp_path / "alone")
+    assert not list((tmp_path / "alone").rglob("torch"))
     run(python, "-c", SAVE, directory=tmp_path)
     flags = ("--model_name=ranker", f"--model_base_path={tmp_path}/models/ranker")
     with ServerProcess(*flags, command=[command], directory=tmp_path, env={"PYTHONPATH": ""}) as server:
         asked = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
         status, answer = server.get("/v1/models/ranker:predict", body=asked)
         assert status == 200, answer
-        over_grpc = json.loads(run(python, "-c", PREDICT, server.target, directory=tmp_path))
+        over_grpc = json.loads(run(alone, "-c", PREDICT, server.target, directory=tmp_path))
         assert json.loads(answer)["predictions"] == [pytest.approx(row) for row in over_grpc]
         explained = run(command, "explain", "ranker", f"--rest=127.0.0.1:{server.http_port}", directory=tmp_path)
         assert explained.startswith("ranker (SERVING): ")

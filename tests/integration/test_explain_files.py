@@ -542,7 +542,7 @@ def test_what_the_policy_wants_too_and_cannot_be_served_is_told_of_the_model(
     (model / "3" / "weights.bin").write_bytes(b"1234")
     (model / "config.yaml").write_text("version_policy: {all: {}}\n")
     with started_repository(tmp_path) as explain:
-        explain.wait("m", "SERVING", "RETRYING", "version 3 is wanted too")
+        explain.wait("m", "SERVING", "PLATFORM_UNKNOWN", "version 3 is wanted too")
         explain.wait("m", "SERVING", "INCOMPLETE", "version 2 is wanted too")
         answer = explain.wait("m", "SERVING", "INCOMPLETE", "version 1 is wanted too")
         assert answer["sentence"] == "version 4 answers"

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -166,12 +167,47 @@ def test_the_readme_saves_serves_asks_and_pushes(tmp_path: Path) -> None:
         wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] == 200, "the pushed version is served")
 
 
+def test_the_first_page_of_the_site(tmp_path: Path) -> None:
+    (start,) = blocks("docs/index.md")
+    with Newcomer(tmp_path, tmp_models=tmp_path / "models") as newcomer:
+        *_, asked = newcomer.do(start)
+        assert len(answer(asked)["predictions"][0]) == 2
+        _, save, *_ = commands(start.text)
+        newcomer.do(Block("", save))
+        assert newcomer.server is not None
+        server = newcomer.server
+        wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] == 200, "the second version is served")
+
+
+def test_a_model_in_production_and_back(tmp_path: Path) -> None:
+    page = "docs/production.md"
+    serve, ask = blocks(page, "Serve")
+    places = {"tmp_models": "models", "tmp_candidate": "candidate", "tmp_rejected": "rejected"}
+    with Newcomer(tmp_path, **{there: tmp_path / here for there, here in places.items()}) as newcomer:
+        newcomer.do(*blocks(page, "Save"), serve)
+        (asked,) = newcomer.do(ask)
+        assert len(answer(asked)["predictions"][0]) == 2
+        newcomer.do(*blocks(page, "Push"))
+        assert newcomer.server is not None
+        server = newcomer.server
+        wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] == 200, "the pushed version is served")
+        status, explained, events, metrics = newcomer.do(*blocks(page, "Watch"))
+        assert "ranker" in status
+        assert "ranker" in explained
+        assert "ranker@2" in events
+        assert "tfs_lite_model_available" in metrics
+        newcomer.do(*blocks(page, "Roll back"))
+        wait_until(lambda: server.get("/v2/models/ranker/versions/1/ready")[0] == 200, "the version before is served")
+        wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] != 200, "the rejected version is gone")
+        assert newcomer.do(ask)
+
+
 @pytest.mark.slow
 def test_the_readme_in_a_clone_serves_digits(tmp_path: Path) -> None:
     """What ``make`` would do with its environment is done with this one; ``make demo`` has tests of its own."""
     making, asking = blocks("README.md")[3:5]
     targets = [command.split()[1] for command in commands(making.text)]
-    assert targets == ["demo", "serve"]
+    assert targets == ["demo", "demo-guard", "serve"]
     with Newcomer(tmp_path) as newcomer:
         dry = ["make", "--no-print-directory", "-n", "-o", ".venv/.installed"]
         recipes = {
@@ -305,3 +341,43 @@ def test_a_platform_of_another_distribution(tmp_path: Path) -> None:
         assert answer(answered) == answer(printed.text)
         (refused,) = newcomer.do(Block("", ask.text.replace("[2, 0]", "[4]").strip() + " || true\n"))
         assert answer(refused)["error"] == "index: expected numbers from 0 to 3"
+
+
+NET = """import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, values):
+        return self.linear(values)
+"""
+
+
+def write_torchserve_archive(directory: Path) -> None:
+    """``tiny.mar``, with what ``torch-model-archiver`` puts in."""
+    import torch
+
+    (directory / "net.py").write_text(NET)
+    scope: dict[str, Any] = {}
+    exec(NET, scope)
+    torch.save(scope["Net"]().state_dict(), directory / "tiny.pth")
+    model = {"modelName": "tiny", "serializedFile": "tiny.pth", "handler": "base_handler", "modelFile": "net.py"}
+    about = {"createdOn": "01/02/2024 03:04:05", "runtime": "python", "model": model, "archiverVersion": "0.12.0"}
+    with zipfile.ZipFile(directory / "tiny.mar", "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(about))
+        for name in ("net.py", "tiny.pth"):
+            archive.write(directory / name, name)
+            (directory / name).unlink()
+
+
+def test_an_archive_of_torchserve(tmp_path: Path) -> None:
+    page = "docs/from-torchserve.md"
+    write_torchserve_archive(tmp_path)
+    with Newcomer(tmp_path) as newcomer:
+        *_, asked = newcomer.do(*blocks(page, "A module and its weights"))
+        assert len(answer(asked)["predictions"][0]) == 2
+        *_, named = newcomer.do(*blocks(page, "A handler"))
+        assert answer(named)["predictions"][0]["name"] in ("small", "large")

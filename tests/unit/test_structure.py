@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -169,7 +170,7 @@ def test_a_feature_is_a_folder_whose_way_in_is_feature_py(folder: Path) -> None:
 
 
 PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")))
-NOT_OURS = {"model.py"}
+NOT_OURS = {"model.py", "net.py"}
 """Files of users."""
 PLACES = (ROOT, PACKAGE, ROOT / "tests")
 """What a path of a page may begin at."""
@@ -186,13 +187,14 @@ FILES = [
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_pages_name_only_files_that_are_there(page: Path) -> None:
-    """Links; in code, paths that begin with a folder of the repository, the package or the tests, of which files may
-    lack their ``.py``; Python files in backticks, and everywhere in DESIGN.md, by the end of their path."""
+    """Links lead to files, as the docs site has no page for a folder. In code, paths that begin with a folder of the
+    repository, the package or the tests, of which files may lack their ``.py``. Python files in backticks, and
+    everywhere in DESIGN.md, by the end of their path."""
     text = page.read_text()
     found = list(CODE.finditer(text))
     code = "\n".join(each["block"] or each["line"] for each in found)
     named = text if page.name == "DESIGN.md" else "\n".join(each["line"] or "" for each in found)
-    missing = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    missing = [link for link in LINK.findall(text) if not (page.parent / link).is_file()]
     missing += [path for path in PATH.findall(code) if begins_here(path) and not is_there(path)]
     files = (name for name in FILE.findall(named) if name not in NOT_OURS)
     missing += [name for name in files if not any(file.endswith(f"/{name}") for file in FILES)]
@@ -242,5 +244,26 @@ def test_links_lead_to_headings_that_are_there() -> None:
 
 def test_the_index_of_pages_has_every_page_once() -> None:
     linked = re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs" / "README.md").read_text())
-    pages = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+    pages = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name not in ("README.md", "index.md"))
     assert sorted(linked) == pages
+
+
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/images/*.svg")), ids=lambda picture: picture.name)
+def test_a_drawn_picture_tells_what_it_shows_and_has_a_light_and_a_dark_form(picture: Path) -> None:
+    """It is text that stands for itself: code hosts show no picture that loads or runs something."""
+    svg = ElementTree.parse(picture).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    told = {name: svg.findtext(f"{space}{name}") for name in ("title", "desc")}
+    assert all(told.values())
+    assert svg.get("aria-labelledby") == "title desc"
+    light, dark = (svg.findtext(f"{space}style") or "").split("@media (prefers-color-scheme: dark)")
+    coloured = re.compile(r"\.([a-z]\w*)(?=[^{]*\{[^}]*#)")
+    assert set(coloured.findall(dark)) == set(coloured.findall(light))
+    used = {name for shape in svg.iter() for name in shape.get("class", "").split()}
+    assert set(coloured.findall(light)) <= used
+    assert not re.search(r"href|url\(|<script|<foreignObject", picture.read_text())
+
+
+def test_the_pictures_are_on_pages() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert [picture.name for picture in ROOT.glob("docs/images/*") if f"images/{picture.name}" not in text] == []

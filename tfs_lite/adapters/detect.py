@@ -20,6 +20,23 @@ UNREAD = "files of the version that are not read, and so have no effect"
 _OF_ALL = frozenset({MANIFEST_NAME, VERSION_FILE})
 _FOLDER_OF_ALL = f"{WARMUP_DIRECTORY}/"
 _ARCHIVES = (".pt2", ".pt")
+_ELSEWHERE = {
+    ".mar": "an archive of TorchServe: docs/from-torchserve.md says how its model is served",
+    ".pth": "weights without their module: docs/saving.md says how a module is saved",
+    ".ckpt": "a checkpoint, which has weights without their module: docs/saving.md says how a module is saved",
+    ".bin": "weights without what describes the model: save it anew with save_pretrained or tfs_lite.save",
+    ".safetensors": "weights without what describes the model: config.json or model.py has to lie beside them",
+    ".pkl": "a pickle, which may run any code: docs/python-models.md says how such a model is served",
+    ".joblib": "a pickle, which may run any code: docs/python-models.md says how such a model is served",
+    ".keras": "a model of Keras: export it as a SavedModel, or as ONNX",
+    ".h5": "a model of Keras: export it as a SavedModel, or as ONNX",
+    ".tflite": "a model for LiteRT: export the model that it was made from as a SavedModel, or as ONNX",
+    ".xml": "a model of OpenVINO: export the model that it was made from as ONNX, or save its module",
+    ".plan": "an engine of TensorRT: save the module that it was made from, or export it as ONNX",
+    ".engine": "an engine of TensorRT: save the module that it was made from, or export it as ONNX",
+    ".gguf": "a language model for llama.cpp: docs/language-models.md says which files are served",
+}
+"""What other servers and libraries call their models, by the ending of the name, and what to do with such a file."""
 logger = logging.getLogger(__name__)
 
 
@@ -61,7 +78,9 @@ def choose_platform(files: VersionFiles, wanted: str, platforms: Mapping[str, Pl
     if not found:
         expected = ", ".join(sorted({platform.artefact for platform in platforms.values() if platform.artefact}))
         over = "".join(f"; platform {name} was passed over: {error}" for name, error in raised.items())
-        raise _none(f"no platform serves what the version holds ({_shown(files)}); expected {expected}{over}")
+        raise _none(
+            f"no platform serves what the version holds ({_shown(files)}); expected {expected}{_advice(files)}{over}"
+        )
     if len(found) > 1:
         raise _none(
             f"the files fit several platforms ({', '.join(sorted(found))}): set platform in config.pbtxt or config.yaml"
@@ -116,6 +135,12 @@ def _look_into(path: str) -> tuple[int, frozenset[str]]:
     except ServingError:
         pass
     return size, frozenset()
+
+
+def _advice(files: VersionFiles) -> str:
+    """What to do with the first file that other servers or libraries would open; it follows on a sentence."""
+    known = ((name, _ELSEWHERE.get(os.path.splitext(name)[1].lower())) for name in sorted(files.names))
+    return next((f"; {name} is {what}" for name, what in known if what), "")
 
 
 def _shown(files: VersionFiles) -> str:

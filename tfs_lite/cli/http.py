@@ -14,6 +14,8 @@ from tfs_lite.protocols.bearer import bearer
 
 ANSWER_TIMEOUT = 10.0
 LARGEST_ANSWER = 64 * 2**20
+MOST_SAID = 200
+"""Bytes of an answer of another server that are shown."""
 _LOOK_SECONDS = 0.1
 """Seconds between two looks at whether a server is there."""
 _REFUSED = {
@@ -90,7 +92,12 @@ class AskedServer:
                 raise CliError(str(json.loads(error.read(LARGEST_ANSWER))["error"]), _REFUSED[error.code]) from None
             except (ValueError, KeyError, TypeError):
                 pass
-        raise CliError(f"{self.url(path)} answered {error.code}; is it a tfs_lite server?", "UNAVAILABLE") from None
+        said = error.read(MOST_SAID).decode("utf-8", "replace").strip()
+        raise CliError(
+            f"{self.url(path)} answered {error.code}{f' ({said})' if said.isprintable() and said else ''}; "
+            "is it the HTTP port of a tfs_lite server?",
+            "UNAVAILABLE",
+        ) from None
 
     def _fail(self, path: str, error: Exception) -> NoReturn:
         cause = getattr(error, "reason", error)

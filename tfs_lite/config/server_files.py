@@ -20,9 +20,9 @@ from pydantic import AfterValidator, ConfigDict, SecretStr, StrictBool, StrictSt
 from tfs_lite.config.batching import BatchingParameters
 from tfs_lite.config.settings import Settings, build, problem
 from tfs_lite.config.text import read_document, read_text
-from tfs_lite.core.pem import certificate_problem, key_problem
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols import messages
+from tfs_lite.transport.pem import certificate_problem, key_problem
 
 _RUN = re.compile(r"[A-Za-z0-9+/=_-]{6,}")
 """Encoded keys are long runs of these."""

@@ -9,7 +9,7 @@
     request_context             who asks, under which id, as a part of which trace
     event_bus, clock, executor, threads, callbacks    what is passed in: events, time, threads
     history                      what happened, who wanted it: events, and a bounded number of them
-    pem                          keys and certificates
+    trial                        a version on trial, as the way of a request sees it
 
 Only the standard library is imported here: no torch, no grpc, no asyncio. This package says what a
 servable, a loader, a source and a handle promise; the packages above implement it.

@@ -3,6 +3,7 @@
 descriptors, messages   our .proto files in a pool of their own, and the message classes
 dtypes                  one table of element types: wire number, numpy dtype, names
 conditions              conditions on sizes as texts, and as a function
+answers                 two answers to one request, compared
 runs                    a request -> what is run: the checks of live and of replayed requests, and defaults
 tfrecord, varints       files of records; protobuf's integers
 fields                  single fields of encoded messages

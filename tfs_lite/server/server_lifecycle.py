@@ -151,7 +151,7 @@ class ServerLifecycle:
             self._loop.run(self.endpoints.leave())
             self._hurried.wait(delay)
         ends = time.monotonic() + drain_timeout
-        logger.info("stopping: finishing what is inside, for up to %g s", drain_timeout)
+        logger.info("stopping: requests in progress have up to %g s to end", drain_timeout)
         self._loop.run(self.endpoints.drain(drain_timeout))
         if self._first_load is not None:
             join(self._first_load)

@@ -353,6 +353,6 @@ def _summary(difference: ConfigDiff) -> str:
 def _described(change: ModelChange) -> str:
     """``m: base_path and version_labels``, with a warning for a base path that does not exist."""
     path = change.new.base_path
-    gone = "base_path" in change.fields and not is_url(path) and not os.path.isdir(path)
-    warning = ", which does not exist: it keeps the versions that it has" if gone else ""
-    return f"{change.new.name}: {' and '.join(change.fields)}{warning}"
+    is_gone = not is_url(path) and not os.path.isdir(path)
+    warned = {"base_path": "base_path (it does not exist; the model keeps the versions that it has)"} if is_gone else {}
+    return f"{change.new.name}: {' and '.join(warned.get(field, field) for field in change.fields)}"

@@ -107,6 +107,7 @@ class SourceChain:
         gate = ReplayGate(
             lambda name: manager.get_servable_handle(ModelRef(name)),
             features.accepted,
+            bake_seconds=options.bake_seconds,
             check_method_names=options.enable_signature_method_name_check,
         )
         trusted = replace(settings.trusted, origin_of=self._remote.origin_of)

@@ -12,8 +12,8 @@ Read :mod:`table` (methods), :mod:`limits` and :mod:`numbers` (every bound; what
 ask), :mod:`watch` (timeouts) and :mod:`deadlines`. :mod:`server` serves and stops. It shares with the HTTP server in
 which order requests begin and which are refused (:mod:`backlog`), how connections are accepted (:mod:`acceptor`), who
 is at their other end (:mod:`peer`), how many there may be (:mod:`room`), how those that were ended are reported
-(:mod:`rate_limited_log`), how a stop waits (:mod:`condition`), and how much is remembered of what repeats
-(:mod:`remembered`).
+(:mod:`rate_limited_log`), how a stop waits (:mod:`condition`), how much is remembered of what repeats
+(:mod:`remembered`), and what is wrong with keys and certificates (:mod:`pem`).
 
 The path of a call: ``protocol`` gets bytes, ``http2.connection`` splits them into frames and joins header blocks, and
 HEADERS of a known method make a call, which counts towards the streams of its connection and has the deadline of its

@@ -47,6 +47,8 @@ def test_several_artefacts_need_a_word_of_the_config():
 PRECONDITION = StatusCode.FAILED_PRECONDITION
 UNFIT = {
     "no artefact": (files("readme.txt"), "", PRECONDITION, r"\(readme\.txt\); expected .*model\.pt2"),
+    "an archive of TorchServe": (files("resnet.mar"), "", PRECONDITION, r"resnet\.mar is an archive of TorchServe"),
+    "an engine": (files("MODEL.PLAN", "notes.txt"), "", PRECONDITION, r"; MODEL\.PLAN is an engine of TensorRT: save"),
     "no files": (files(), "", PRECONDITION, "no files"),
     "many files": (files(*(f"{number:02}.txt" for number in range(20))), "", PRECONDITION, "and 12 more"),
     "artefact of another platform": (

@@ -162,6 +162,6 @@ def test_an_http_port_that_opens_late_is_waited_for(command: str, capsys: Captur
         code = pool.submit(main, [command, f"--rest=127.0.0.1:{port}", "--wait_for_server=30"])
         with served_page(port):
             assert code.result(30) == 1
-    assert "is it a tfs_lite server?" in capsys.readouterr().err, "it was there, and has answered"
+    assert "is it the HTTP port of a tfs_lite server?" in capsys.readouterr().err, "it was there, and has answered"
     assert main([command, "--rest=127.0.0.1:1", "--wait_for_server=0.2"]) == 1
     assert "no server answers at http://127.0.0.1:1/v1/" in capsys.readouterr().err

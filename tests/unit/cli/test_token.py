@@ -39,7 +39,7 @@ def test_token_is_shown_once_and_differs_each_time(capsys: Captured) -> None:
     [
         (["deploy", "--scopes", "write"], "unknown scope 'write', expected one of: predict, read, manage"),
         (["two words", "--scopes", "read"], "expected NAME SCOPES SECRET"),
-        (["#", "--scopes", "read"], "is no name"),
+        (["#", "--scopes", "read"], "a name is 1 to"),
         (["a\nb", "--scopes", "read"], "expected NAME SCOPES SECRET"),
         (["deploy"], "--scopes"),
     ],

@@ -319,7 +319,7 @@ def test_a_reload_says_what_it_applied(fixture: ServerFixture) -> None:
     message = parse_model_server_config(config_text(fixture.root, entry("a"), entry("b")), "reload").to_proto()
     message.model_config_list.config[0].base_path = str(fixture.root / "nowhere")
     assert fixture.client.reload(message) == (
-        "added [b], removed [], changed [a: base_path, which does not exist: it keeps the versions that it has], "
+        "added [b], removed [], changed [a: base_path (it does not exist; the model keeps the versions that it has)], "
         "0 unchanged"
     )
 

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.errors import refusal
 from tests.support.servers.in_process import QUICK, config_text, entry
+from tests.support.servers.logs import log_file, predict_log
 from tests.support.servers.process import wait_until
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.state import ManagerState, ReplicaReport
-from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, StateChanged
@@ -79,6 +81,9 @@ class Broken(Feature):
     def silence(self, id: ServableId) -> Status:
         raise ValueError("a defect")
 
+    def accepted(self, id: ServableId) -> bool:
+        raise ValueError("a defect")
+
     def explains(self, name: str, version: int | None) -> Mapping[str, Sequence[Any]]:
         raise ValueError("a defect")
 
@@ -127,11 +132,43 @@ def test_a_feature_that_fails_costs_the_others_and_the_versions_nothing(
     finally:
         core.close(20.0)
     assert hearing.states[:3] == [ManagerState.START, ManagerState.LOADING, ManagerState.AVAILABLE]
-    for what in ("StateChanged", "SourceReported", "wrap", "silence", "explains", "replicas", "first_load_ended"):
+    for what in (
+        "StateChanged",
+        "SourceReported",
+        "wrap",
+        "accepted",
+        "silence",
+        "explains",
+        "replicas",
+        "first_load_ended",
+    ):
         assert caplog.text.count(f"the feature Broken failed on {what}") == 1, what
     assert count is not None
     assert count >= 3
     assert caplog.text.count("tfs-Broken failed") == 2  # in stopping and close
+
+
+class Accepting(Feature):
+    """Takes version 2 of every model as it is."""
+
+    def accepted(self, id: ServableId) -> bool:
+        return id.version == 2
+
+
+def test_a_version_that_a_feature_accepts_is_not_held_back(tmp_path: Path, publish: Publish) -> None:
+    publish("m", 1)
+    publish("m", 2)
+    (tmp_path / "m" / "replay.tfrecord").write_bytes(log_file(predict_log({"no such input": np.zeros((1, 3))})))
+    core = ServerCore(ServerOptions(**QUICK), [lambda core: Accepting()])
+    try:
+        core.start()
+        models = config_text(tmp_path, entry("m", "model_version_policy { all {} }"))
+        core.load_first(parse_model_server_config(models, "first"))
+        wait_until(lambda: state(core, 2) is VersionState.AVAILABLE, "the accepted version serves", 30)
+        wait_until(lambda: state(core, 1) is VersionState.END, "the other one does not", 30)
+        assert core.states.version_states("m")[1].state.health.reason is Reason.HELD_BACK
+    finally:
+        core.close(20.0)
 
 
 @pytest.mark.parametrize(

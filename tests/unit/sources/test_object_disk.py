@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.storage import MemoryStorage, unavailable
 from tfs_lite.core.executor import PoolExecutor
-from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile
+from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, has_state
 from tfs_lite.core.servable import ServableData
 from tfs_lite.core.status import StatusCode
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
@@ -580,6 +580,23 @@ def test_what_has_changed_beside_is_brought_before_the_list_goes_out(storage, st
     storage.objects.pop("m/labels.txt")
     server.poll()
     assert not labels.exists()
+
+
+def test_recorded_answers_lie_beside_the_fetched_version_and_change_no_files_of_it(storage, start) -> None:
+    storage.set("m/replay.tfrecord", b"recorded")
+    publish(storage, 1)
+    server = start()
+    server.settle()
+    revision, recording = server.lists["m"][0].revision, server.local("1").parent / "replay.tfrecord"
+    assert recording.read_bytes() == b"recorded"
+    storage.set("m/replay.tfrecord", b"recorded anew")
+    server.poll()
+    assert recording.read_bytes() == b"recorded anew"
+    assert server.lists["m"][0].revision != revision
+    assert has_state(server.lists["m"][0].revision, revision.partition("/")[0])
+    storage.objects.pop("m/replay.tfrecord")
+    server.poll()
+    assert not recording.exists()
 
 
 def test_a_config_in_the_version_is_brought_again_and_the_version_is_not(storage, start) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.lifecycle.source_configs import config, model
 from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.manifest import has_state
 from tfs_lite.sources.completeness import RESTLESS_SECONDS
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import SourceConfig
@@ -67,6 +68,27 @@ def test_file_beside_the_versions_changes_them_only_if_their_config_names_it(
         source.poll()
         seen.append(target.revision("m"))
     assert [one != other for one, other in itertools.pairwise(seen)] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("place", [f"{BASE}/replay.tfrecord", f"{BASE}/1/assets.extra/replay.tfrecord"])
+def test_recorded_answers_change_how_a_version_is_loaded_and_not_its_files(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, place: str
+) -> None:
+    put("m", 1)
+    disk.write(f"{BASE}/config.pbtxt", LABELS)
+    disk.write(f"{BASE}/labels.txt", b"cat")
+    clock.advance(10.0)
+    source = start(config(model()))
+    before = target.revision("m")
+    for content in (b"recorded", b"recorded anew"):
+        disk.write(place, content)
+        source.poll()
+        clock.advance(10.0)
+        source.poll()
+        after = target.revision("m")
+        assert after != before
+        assert has_state(after, before.partition("/")[0]), "the files are the same"
+        before = after
 
 
 def test_config_of_a_version_may_name_a_file_beside_it(start: Start, put: Any, target: Any, disk: MemoryDisk) -> None:

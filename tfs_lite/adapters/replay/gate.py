@@ -91,7 +91,8 @@ class ReplayGate:
             self._compare_signatures(servable, request.id)
         if not files:
             return
-        if servable.traits.decoupled or servable.traits.keeps_sequences:
+        traits = servable.traits
+        if traits.keeps_sequences or (traits.decoupled and not traits.generates):
             logger.info("%s: recorded answers are not compared: its requests are no single calls", label_of(request.id))
             return
         try:
@@ -133,7 +134,7 @@ class ReplayGate:
             raise _held_back(why)
 
     def _log(self, id: ServableId, tally: _Tally, seconds: float) -> None:
-        is_news = tally.counts[Likeness.CHANGED] or tally.counts[Likeness.FAILED]
+        is_news = tally.counts[Likeness.SAME] < tally.records or not tally.records
         logger.log(logging.WARNING if is_news else logging.INFO, "%s: %s (%.1f s)", label_of(id), tally, seconds)
 
 

@@ -14,11 +14,12 @@ from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.trial import Trial
+from tfs_lite.core.trial import Shadow, Trial
 from tfs_lite.operations.guard.doors import GuardDoors
 from tfs_lite.operations.guard.evidence import Counts, Evidence
 from tfs_lite.operations.guard.report import GUARD, GuardReports
 from tfs_lite.operations.guard.reruns import Reruns
+from tfs_lite.operations.guard.shadow import ShadowReport, ShadowRuns
 from tfs_lite.operations.guard.stage import GuardEffects, GuardStage, GuardView, files_of
 from tfs_lite.operations.guard.state_file import StateFile, with_files
 from tfs_lite.operations.guard.trial import (
@@ -34,6 +35,7 @@ from tfs_lite.operations.guard.trial import (
     Outcome,
     Renewed,
     Running,
+    Stage,
     TakenBack,
     TrialSettings,
     WayBackFailed,
@@ -82,13 +84,16 @@ class Guard(ServerFeature):
         self._core = core
         self._trials: dict[str, Mapping[int, Trial]] = {}  # in the order in which trials were armed
         self.trials = self._trials
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next three
         self._evidence: dict[ServableId, tuple[str, Evidence]] = {}  # with the files of the version
+        self._shadows: dict[
+            str, tuple[str, ShadowRuns]
+        ] = {}  # the last one of each model, which may be over; with files
         self._on_disk: dict[str, _OnDisk] = {}
         self._listeners: tuple[OnReport, ...] = ()
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
-        self.reports = GuardReports(core, self.view, self.counts, self._look)
+        self.reports = GuardReports(core, self.view, self.counts, self._look, self.shadow)
         self.listen(self.reports.on_effect)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three
@@ -126,6 +131,12 @@ class Guard(ServerFeature):
         found = self._evidence_of(id)
         return found.counts if found is not None else None
 
+    def shadow(self, id: ServableId) -> ShadowReport | None:
+        """What the shadow of a version shows, or has shown; None for one that had none, or not the last one."""
+        with self._lock:
+            _, runs = self._shadows.get(id.name, ("", None))
+        return runs.report if runs is not None and runs.id == id else None
+
     @property
     def stage(self) -> GuardStage:
         return self._stage
@@ -161,6 +172,9 @@ class Guard(ServerFeature):
         if isinstance(event, ModelGone):
             with self._lock:
                 self._on_disk.pop(event.name, None)
+                _, runs = self._shadows.pop(event.name, ("", None))
+            if runs is not None:
+                runs.close()
             self._warned.discard(event.name)
         self.reports.on_event(event)
         self._stage.on_event(event)
@@ -199,6 +213,10 @@ class Guard(ServerFeature):
             self._file.close(self._stage.saved())
         self._thread.stop()
         self._reruns.close()
+        with self._lock:
+            shadows = [runs for _, runs in self._shadows.values()]
+        for runs in shadows:
+            runs.close()
 
     # The thread.
 
@@ -247,14 +265,34 @@ class Guard(ServerFeature):
                 self._evidence[id] = trial.files, evidence
                 self._reruns.watch(evidence)
                 found[trial.new] = Trial(
-                    trial.old, evidence.on_end, trial.settings.repeats, nonfinite_fails=evidence.nonfinite_fails
+                    trial.old,
+                    evidence.on_end,
+                    trial.settings.repeats,
+                    self._shadow_of(id, trial),
+                    nonfinite_fails=evidence.nonfinite_fails,
                 )
+            over = self._shadows.get(name)
+        if over is not None and all(trial.shadow is None for trial in found.values()):
+            over[1].close()
         for _, evidence in before.values():
             self._forget(evidence)
         if found.keys() != self._trials.get(name, found).keys() or not found:
             self._trials.pop(name, None)
         if found:
             self._trials[name] = found
+
+    def _shadow_of(self, id: ServableId, trial: Running) -> Shadow | None:
+        """Called with the lock held."""
+        if trial.stage is not Stage.SHADOW:
+            return None
+        settings = trial.settings
+        files, runs = self._shadows.get(id.name, ("", None))
+        if runs is None or runs.id != id or files != trial.files or runs.closed:
+            if runs is not None:
+                runs.close()
+            runs = ShadowRuns(id, self._core.handle, settings.rtol, settings.atol)
+            self._shadows[id.name] = trial.files, runs
+        return Shadow(settings.shadow_percent / 100, runs.take)
 
     def _forget(self, evidence: Evidence | None) -> None:
         if evidence is not None:
@@ -295,6 +333,8 @@ class Guard(ServerFeature):
             own.shadow_percent if repeats else 0.0,
             own.shadow_seconds if repeats else 0.0,
             repeats,
+            own.rtol,
+            own.atol,
         )
 
     def _look(self, name: str) -> Mapping[int, ServableData[StoragePath]] | None:

@@ -61,6 +61,23 @@ class ShadowReport:
     run_ms: float | None = None
     old_run_ms: float | None = None
 
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The member ``shadow`` of how a model stands."""
+        return {
+            "compared": self.compared,
+            "changed": self.changed,
+            "nonfinite": self.nonfinite,
+            "failed": dict(self.failed),
+            "dropped": self.dropped,
+            "difference": self.difference,
+            "output": self.output,
+            "request_id": self.request_id,
+            "what": self.what,
+            "run_ms": {"new": _shown(self.run_ms), "old": _shown(self.old_run_ms)},
+            "text": str(self),
+        }
+
     def __str__(self) -> str:
         """For example ``of 120 copies 3 differ, 0 have NaN or inf, and 1 failed (INTERNAL: 1)``."""
         failed = sum(self.failed.values())
@@ -113,6 +130,10 @@ class ShadowRuns:
             copy = self._running
         if copy is not None:
             copy.cancel()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     def report(self) -> ShadowReport:
@@ -237,6 +258,10 @@ class _Copy:
         assert self._handle is not None
         self._handle.release()
         self._on_end(self, self._failure)
+
+
+def _shown(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else float(f"{milliseconds:.4g}")
 
 
 def _is_nonfinite(outputs: Mapping[str, Array]) -> bool:

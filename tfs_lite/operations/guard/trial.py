@@ -44,7 +44,8 @@ class TrialSettings:
 
     ``bake_seconds``: 0 for no trial. ``bake_requests``: the trial also waits for so many answers of the new version.
     ``tells_only``: the version is never taken back; what would have been is told. ``shadow_percent`` and
-    ``shadow_seconds``: both above 0 for a shadow before the bake. ``repeats``: a request may run twice, so that the old
+    ``shadow_seconds``: both above 0 for a shadow before the bake; ``rtol`` and ``atol``: how far its numbers may differ
+    from those of the old version, to count as equal. ``repeats``: a request may run twice, so that the old
     version may be asked where the new one has failed.
     """
 
@@ -54,6 +55,8 @@ class TrialSettings:
     shadow_percent: float = 0.0
     shadow_seconds: float = 0.0
     repeats: bool = True
+    rtol: float = 0.01
+    atol: float = 0.0001
 
     @property
     def bakes(self) -> bool:

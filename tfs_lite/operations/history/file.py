@@ -161,7 +161,8 @@ def _take(directory: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise failed_precondition("state_directory: another server uses this directory") from None
+        message = f"state_directory: another server uses {directory}; give each server a directory of its own"
+        raise failed_precondition(message) from None
     return lock
 
 

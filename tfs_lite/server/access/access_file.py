@@ -53,13 +53,14 @@ def read_entries(text: str, path: str, private: bool = True) -> tuple[AccessEntr
         if not words:
             continue
         try:
-            found.append(_entry(words, private))
+            found.append(read_entry(words, private))
         except ValueError as error:
             raise invalid_argument(f"{path}, line {number}: {error} ({FLAG})") from None
     return tuple(found)
 
 
-def _entry(words: list[str], private: bool) -> AccessEntry:
+def read_entry(words: list[str], private: bool = True) -> AccessEntry:
+    """The entry of one line. ValueError says what is wrong with it, and repeats nothing of a secret."""
     if len(words) != 3:
         raise ValueError(f"expected NAME SCOPES SECRET, got {len(words)} words")
     name, rights, secret = words

@@ -29,6 +29,7 @@ from tfs_lite.transport.peer import UNKNOWN
 
 PARSED_AT_ONCE = 4 * 1024
 """Bytes given to the parser at once, which bounds the parsed requests that wait."""
+GRPC_CLIENT = "it speaks gRPC, for which there is another port"
 MAX_UNPARSED_BYTES = 64 * 1024
 """Pipelined bytes kept unparsed. Beyond it reading pauses, and a disconnect is not noticed until it resumes."""
 
@@ -192,7 +193,8 @@ class RequestReader:
 
     def _break(self, why: Exception) -> None:
         """Requests before the malformed one are still answered."""
-        self.broken, self.fault = True, str(why.__context__ or why)
+        fault = str(why.__context__ or why)
+        self.broken, self.fault = True, GRPC_CLIENT if fault.startswith("Pause on PRI") else fault
         request = self.incoming
         if request is None or request is self.current:
             return

@@ -32,7 +32,7 @@ from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
-from tfs_lite.server.inference.shield import Shield, Watch
+from tfs_lite.server.inference.shield import RequestWatch, Shield
 from tfs_lite.server.runtime.event_loop import CompletionQueue
 from tfs_lite.transport.condition import OneWaiter
 
@@ -165,7 +165,7 @@ class PendingRequest(OneWaiter):
         record: RequestRecord,
         in_flight: InFlight,
         room: ClientRoom | None,
-        watch: Watch | None = None,
+        watch: RequestWatch | None = None,
     ) -> None:
         """``room`` bounds the parts that wait, in bytes; None: nothing does. ``watch`` hears how it has ended, and
         may ask for another try, on an older version."""

@@ -34,7 +34,7 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.server.inference.pending import ClientRoom, Inference, InFlight, PendingRequest
-from tfs_lite.server.inference.shield import NO_VERSIONS, Copied, Shield, Steps, Watch, ending_of, may_repeat
+from tfs_lite.server.inference.shield import NO_VERSIONS, Copied, RequestWatch, Shield, Steps, ending_of, may_repeat
 
 Lookup: TypeAlias = Callable[[ModelRef], ServableHandle]
 """Resolves a name, with a version or label, to a handle; raises ServingError."""
@@ -161,7 +161,7 @@ class Predictor:
 
     def _watch(
         self, model: ModelRef, handle: ServableHandle, record: RequestRecord, options: CallOptions
-    ) -> Watch | None:
+    ) -> RequestWatch | None:
         """None for a request that is part of no trial."""
         id, traits = handle.id, handle.servable.traits
         versions = self._trials.get(id.name, NO_VERSIONS)
@@ -252,7 +252,7 @@ class Predictor:
         record: RequestRecord,
         deadline: float | None,
         options: CallOptions,
-        watch: Watch | None = None,
+        watch: RequestWatch | None = None,
         instead: Mapping[str, int] | None = None,
     ) -> PendingRequest:
         """Owns the handle from the moment that every call is queued."""

@@ -111,7 +111,7 @@ class Steps:
         return found
 
 
-class Watch:
+class RequestWatch:
     """Hears how a request has ended on the version that was asked. On the event loop. What it returns asks for another
     try."""
 
@@ -127,7 +127,7 @@ class Watch:
         """The caller does not wait any more."""
 
 
-class Copied(Watch):
+class Copied(RequestWatch):
     """One request on the old version, while the new one is in a shadow."""
 
     def __init__(self, shadow: Shadow, record: RequestRecord) -> None:
@@ -143,7 +143,7 @@ class Copied(Watch):
         return None
 
 
-class Shield(Watch):
+class Shield(RequestWatch):
     """One request on a version under trial. The trial is told once how it has ended. There is one for each such
     request: what is usual stands in the class."""
 

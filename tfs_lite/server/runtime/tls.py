@@ -19,8 +19,8 @@ from typing import NamedTuple
 from tfs_lite.config.server_files import SSLConfig, read_ssl_config
 from tfs_lite.config.text import QUIET_SECONDS, FileState, QuietFile
 from tfs_lite.core.history import iso_time
-from tfs_lite.core.pem import load_pair, validity
 from tfs_lite.core.status import ServingError, failed_precondition
+from tfs_lite.transport.pem import load_pair, validity
 
 logger = logging.getLogger(__name__)
 

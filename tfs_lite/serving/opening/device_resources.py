@@ -25,13 +25,14 @@ from tfs_lite.serving.options import ServerOptions
 _PERMANENT = frozenset(
     {StatusCode.INVALID_ARGUMENT, StatusCode.PERMISSION_DENIED, StatusCode.UNIMPLEMENTED, StatusCode.DATA_LOSS}
 )
+_LASTING = (Reason.FILES_REFUSED, Reason.NO_PLATFORM, Reason.HELD_BACK)
 
 
 def may_be_retried(status: Status) -> bool:
-    """Whether another attempt at the same files may end differently. An artefact that was inspected and refused stays
-    refused until its files change, and one that was held back until those or what it is held against do; the source
-    offers it anew then."""
-    return status.code not in _PERMANENT and status.reason not in (Reason.FILES_REFUSED, Reason.HELD_BACK)
+    """Whether another attempt at the same files may end differently. An artefact that was inspected and refused, or
+    that no platform serves, stays so until its files change, and one that was held back until those or what it is held
+    against do; the source offers it anew then."""
+    return status.code not in _PERMANENT and status.reason not in _LASTING
 
 
 def read_settings(directory: str, model: str) -> ModelSettings | None:

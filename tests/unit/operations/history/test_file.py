@@ -106,7 +106,7 @@ def test_the_latest_are_read_back(directory, history):
 def test_a_second_server_is_refused_until_the_first_has_ended(directory, history):
     file = EventFile(str(directory))
     refused = refusal(EventFile, str(directory), code=StatusCode.FAILED_PRECONDITION)
-    assert "another server uses this directory" in str(refused)
+    assert f"another server uses {directory}; " in str(refused)
     file.close()
     EventFile(str(directory)).close()
 

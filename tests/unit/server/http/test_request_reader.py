@@ -59,6 +59,7 @@ def test_rest_of_a_body_that_was_not_wanted_is_skipped(reader: RequestReader) ->
     [
         (b"GET / HTTP/1.1\r\n\r\n", "no Host"),
         (b"NOTHING\r\n\r\n", "Invalid method encountered"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "it speaks gRPC, for which there is another port"),
         (b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: a\r\n\r\n", "CONNECT"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000, "more than 65536 bytes"),
     ],

@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from tfs_lite.core.pem import certificate_problem, key_problem
+from tfs_lite.transport.pem import certificate_problem, key_problem
 
 AUTHORITY = trustme.CA()
 CA = AUTHORITY.cert_pem.bytes()
@@ -107,6 +107,6 @@ def test_no_file_with_a_name_is_left_behind(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_systems_without_files_in_memory_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfs_lite.core.pem.sys.platform", "darwin")
+    monkeypatch.setattr("tfs_lite.transport.pem.sys.platform", "darwin")
     assert key_problem(KEY, CERT) is None
     assert key_problem(RSA_KEY, CERT) == "does not belong to the first certificate"

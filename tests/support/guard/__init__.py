@@ -1,0 +1,1 @@
+"""Twelve kinds of bad version, and callers that count what they get while one is pushed. Standard library only."""
