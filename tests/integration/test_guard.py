@@ -172,7 +172,7 @@ def test_rollback_outlasts_a_restart_and_the_next_push_undoes_it(tmp_path: Path)
         found.say(Verb.ROLLBACK, 2)
         found.wait_answer(2)
         found.wait_states(v2=AVAILABLE, v3=END)
-        assert found.served.status()[3].status.message.startswith("rolled back to version 2, a test")
+        assert found.served.status()[3].status.message.startswith("rolled back to version 2 by a test")
         assert os.stat(f"{state}/guard.json").st_mode & 0o777 == 0o600
     with guarded(tmp_path, bake_seconds=None, state_directory=state) as found:
         assert found.served.version() == 2
