@@ -16,7 +16,7 @@ from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.trial import Trial
 from tfs_lite.operations.guard.doors import GuardDoors
-from tfs_lite.operations.guard.evidence import Counts, Evidence
+from tfs_lite.operations.guard.evidence import TrialCounts, TrialEvidence
 from tfs_lite.operations.guard.report import GUARD, GuardReports
 from tfs_lite.operations.guard.reruns import Reruns
 from tfs_lite.operations.guard.stage import GuardEffects, GuardStage, GuardView, files_of
@@ -83,7 +83,7 @@ class Guard(ServerFeature):
         self._trials: dict[str, Mapping[int, Trial]] = {}  # in the order in which trials were armed
         self.trials = self._trials
         self._lock = threading.Lock()  # guards the next two
-        self._evidence: dict[ServableId, tuple[str, Evidence]] = {}  # with the files of the version
+        self._evidence: dict[ServableId, tuple[str, TrialEvidence]] = {}  # with the files of the version
         self._on_disk: dict[str, _OnDisk] = {}
         self._listeners: tuple[OnReport, ...] = ()
         self._warned = set[str]()  # models whose trial the policy does not allow
@@ -121,7 +121,7 @@ class Guard(ServerFeature):
         """How the model stands; None for one without a list."""
         return self._stage.view(name)
 
-    def counts(self, id: ServableId) -> Counts | None:
+    def counts(self, id: ServableId) -> TrialCounts | None:
         """How requests have ended on a version that is on trial; None for any other."""
         found = self._evidence_of(id)
         return found.counts if found is not None else None
@@ -242,7 +242,7 @@ class Guard(ServerFeature):
                 files, evidence = before.pop(id, ("", None))
                 if evidence is None or files != trial.files:
                     self._forget(evidence)
-                    evidence = Evidence(id, trial.old, self._core.clock.monotonic)
+                    evidence = TrialEvidence(id, trial.old, self._core.clock.monotonic)
                 evidence.old = trial.old
                 self._evidence[id] = trial.files, evidence
                 self._reruns.watch(evidence)
@@ -254,12 +254,12 @@ class Guard(ServerFeature):
         if found:
             self._trials[name] = found
 
-    def _forget(self, evidence: Evidence | None) -> None:
+    def _forget(self, evidence: TrialEvidence | None) -> None:
         if evidence is not None:
             self._reruns.forget(evidence)
             self.reports.metrics.on_counts(evidence.id, evidence.counts, last=True)
 
-    def _evidence_of(self, id: ServableId) -> Evidence | None:
+    def _evidence_of(self, id: ServableId) -> TrialEvidence | None:
         with self._lock:
             return self._evidence.get(id, ("", None))[1]
 

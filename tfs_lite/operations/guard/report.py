@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfs_lite.core.history import Cause, EventKind, Origin, iso_time
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
-from tfs_lite.operations.guard.evidence import Counts
+from tfs_lite.operations.guard.evidence import TrialCounts
 from tfs_lite.operations.guard.metrics import GuardMetrics
 from tfs_lite.operations.guard.stage import GuardView
 from tfs_lite.operations.guard.trial import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SHIELDED_EVERY = 60.0
 """Seconds between two events about shielded requests of one version, at least."""
-NO_COUNTS = Counts()
+NO_COUNTS = TrialCounts()
 GUARD = Origin(Cause.GUARD)
 
 
@@ -44,7 +44,7 @@ class Standing:
     ``remembered``: whether a restart of the server keeps what was rejected."""
 
     view: GuardView
-    counts: Counts = NO_COUNTS
+    counts: TrialCounts = NO_COUNTS
     answers: int | None = None
     back_to: int | None = None
     old_run_ms: float | None = None
@@ -117,7 +117,7 @@ class GuardReports:
         self,
         core: ServerCore,
         view: Callable[[str], GuardView | None],
-        counts: Callable[[ServableId], Counts | None],
+        counts: Callable[[ServableId], TrialCounts | None],
         on_disk: Callable[[str], Mapping[int, Any] | None],
     ) -> None:
         self._core = core
@@ -129,7 +129,7 @@ class GuardReports:
 
     # How models stand.
 
-    def trial(self, name: str) -> tuple[GuardView, Counts] | None:
+    def trial(self, name: str) -> tuple[GuardView, TrialCounts] | None:
         """The view of a model, and the counts of its trial; None for one that the guard does not know."""
         view = self._view(name)
         if view is None:
@@ -183,7 +183,7 @@ class GuardReports:
                 for id in [id for id in self._shielded if id.name == name]:
                     del self._shielded[id]
 
-    def on_counts(self, id: ServableId, counts: Counts) -> None:
+    def on_counts(self, id: ServableId, counts: TrialCounts) -> None:
         """Takes how the requests of a trial have ended until now: each second while it goes on, on one thread. The last
         counts go to ``metrics`` alone."""
         self.metrics.on_counts(id, counts)

@@ -130,7 +130,7 @@ class SavedTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedModel:
+class SavedState:
     """What a restart must know of a model. ``accepted``: the files of versions that an operator has accepted."""
 
     rejected: tuple[Rejection, ...] = ()
@@ -166,11 +166,11 @@ class _Model:
         return {version: item for version, item in self.known.items() if version not in listed}
 
     @property
-    def saved(self) -> SavedModel:
+    def saved(self) -> SavedState:
         state = self.state
         trials = (SavedTrial(trial.new, trial.files, trial.old) for trial in state.trials)
         accepted = {version: state.accepted[version] for version in state.ungated if version in state.accepted}
-        return SavedModel(tuple(state.rejected.values()), accepted, tuple(trials))
+        return SavedState(tuple(state.rejected.values()), accepted, tuple(trials))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +179,12 @@ class _Told:
 
     state: ModelState
     kept: frozenset[int]
-    saved: SavedModel
+    saved: SavedState
     ended: EndedTrial | None
     has_list: bool
 
 
-NOTHING_TOLD = _Told(NO_STATE, frozenset(), SavedModel(), None, False)
+NOTHING_TOLD = _Told(NO_STATE, frozenset(), SavedState(), None, False)
 
 
 class GuardStage:
@@ -302,12 +302,12 @@ class GuardStage:
 
     # Over a restart.
 
-    def saved(self) -> Mapping[str, SavedModel]:
+    def saved(self) -> Mapping[str, SavedState]:
         """What a restart must know, of the models that have anything to remember."""
-        nothing_saved = SavedModel()
+        nothing_saved = SavedState()
         return {name: told.saved for name, told in list(self._told.items()) if told.saved != nothing_saved}
 
-    def restore(self, saved: Mapping[str, SavedModel]) -> None:
+    def restore(self, saved: Mapping[str, SavedState]) -> None:
         """Before ``observe``. A trial whose version has other files at its first list is forgotten. The source hears of
         rejected versions with the first ``tick``; lists that come before that are guarded all the same."""
         for name, found in saved.items():
@@ -430,7 +430,7 @@ class GuardStage:
         self._effects.set_trials(name, ())
         self._told.pop(name, None)
         self._call(lambda: self._effects.reject(name, frozenset()))
-        if model.saved != SavedModel():
+        if model.saved != SavedState():
             self._call(self._effects.save)
 
     # Moving on; all of it under the lock.

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfs_lite.operations.guard.stage import SavedModel, SavedTrial
+from tfs_lite.operations.guard.stage import SavedState, SavedTrial
 from tfs_lite.operations.guard.trial import MAX_REMEMBERED, By, Rejection
 
 FILE = "guard.json"
@@ -47,7 +47,7 @@ class StateFile:
         self._problem = ""  # of the last write, in words
         self._closed = False
 
-    def read(self) -> dict[str, SavedModel]:
+    def read(self) -> dict[str, SavedState]:
         """What earlier servers have left. A file that cannot be read is moved aside, which is logged."""
         try:
             with self._path.open("rb") as file:
@@ -65,7 +65,7 @@ class StateFile:
             self._move_aside(error)
             return {}
 
-    def _restored(self, name: str, found: Mapping[str, Any], clean: bool) -> SavedModel:
+    def _restored(self, name: str, found: Mapping[str, Any], clean: bool) -> SavedState:
         rejected = [_rejection(_object(each)) for each in _list(found["rejected"])]
         accepted = {int(version): str(files) for version, files in _object(found["accepted"]).items()}
         trials = []
@@ -79,7 +79,7 @@ class StateFile:
             why = f"taken back at the start of the server: {unclean} servers before it ended uncleanly during its trial"
             rejected.append(Rejection(trial.new, trial.files, why, self._time()))
             logger.warning("model %s version %d is %s", name, trial.new, why)
-        return SavedModel(_bounded(rejected), dict(list(accepted.items())[:MAX_REMEMBERED]), tuple(trials))
+        return SavedState(_bounded(rejected), dict(list(accepted.items())[:MAX_REMEMBERED]), tuple(trials))
 
     def _move_aside(self, error: Exception) -> None:
         aside = self._path.with_name(f"{FILE}.unreadable")
@@ -88,20 +88,20 @@ class StateFile:
         what = error.strerror if isinstance(error, OSError) else error
         logger.error("%s of the state directory cannot be read (%s); it is now %s", FILE, what, aside.name)
 
-    def write(self, saved: Mapping[str, SavedModel]) -> bool:
+    def write(self, saved: Mapping[str, SavedState]) -> bool:
         """Replaces what is remembered. False: it could not, which is logged at the first failure of a kind, and what
         was remembered before stays."""
         with self._lock:
             return self._closed or self._write(saved, clean=False)
 
-    def close(self, saved: Mapping[str, SavedModel]) -> None:
+    def close(self, saved: Mapping[str, SavedState]) -> None:
         """The server stops as it should; later calls of ``write`` write nothing."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._write(saved, clean=True)
 
-    def _write(self, saved: Mapping[str, SavedModel], *, clean: bool) -> bool:
+    def _write(self, saved: Mapping[str, SavedState], *, clean: bool) -> bool:
         """Called with the lock held. Without anything to remember, no file is made."""
         trials = {(name, trial.new, trial.files) for name, model in saved.items() for trial in model.trials}
         self._unclean = {trial: self._unclean.get(trial, 0) for trial in trials}
@@ -120,7 +120,7 @@ class StateFile:
             self._problem = problem
             return False
 
-    def _as_json(self, name: str, model: SavedModel) -> dict[str, Any]:
+    def _as_json(self, name: str, model: SavedState) -> dict[str, Any]:
         return {
             "rejected": [
                 {
@@ -146,10 +146,10 @@ class StateFile:
         }
 
 
-def with_files(saved: Mapping[str, SavedModel], files_of: Callable[[str], str]) -> dict[str, SavedModel]:
+def with_files(saved: Mapping[str, SavedState], files_of: Callable[[str], str]) -> dict[str, SavedState]:
     """The same, where files are told by something else."""
     return {
-        name: SavedModel(
+        name: SavedState(
             tuple(replace(each, files=files_of(each.files)) for each in model.rejected),
             {version: files_of(files) for version, files in model.accepted.items()},
             tuple(replace(trial, files=files_of(trial.files)) for trial in model.trials),

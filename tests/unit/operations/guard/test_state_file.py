@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.operations.guard.stage import SavedModel, SavedTrial
+from tfs_lite.operations.guard.stage import SavedState, SavedTrial
 from tfs_lite.operations.guard.state_file import FILE, StateFile, with_files
 from tfs_lite.operations.guard.trial import MAX_REMEMBERED, By, Rejection
 
-TRIAL = SavedModel(trials=(SavedTrial(8, "f8", 7),))
-REJECTED = SavedModel(
+TRIAL = SavedState(trials=(SavedTrial(8, "f8", 7),))
+REJECTED = SavedState(
     (Rejection(9, "f9", "taken back after 11 s", 5.0), Rejection(8, "f8", "rolled back", 6.0, By.OPERATOR, True)),
     {7: "f7"},
 )
@@ -23,7 +23,7 @@ def file_in(directory: Path, **options: bool) -> StateFile:
     return StateFile(str(directory), lambda: 100.0, **options)
 
 
-def run(directory: Path, *, clean: bool, **options: bool) -> dict[str, SavedModel]:
+def run(directory: Path, *, clean: bool, **options: bool) -> dict[str, SavedState]:
     """A server that goes on with what it finds, and ends."""
     file = file_in(directory, **options)
     found = file.read()
@@ -59,14 +59,14 @@ def test_version_during_whose_trial_two_servers_ended_uncleanly_is_rejected(tmp_
     (rejection,) = run(tmp_path, clean=False)["m"].rejected
     assert (rejection.version, rejection.files, rejection.at, rejection.by) == (8, "f8", 100.0, By.GUARD)
     assert "2 servers before it ended uncleanly during its trial" in rejection.why
-    assert run(tmp_path, clean=True)["m"] == SavedModel((rejection,))
+    assert run(tmp_path, clean=True)["m"] == SavedState((rejection,))
 
 
 def test_clean_ends_and_trials_of_other_files_do_not_count(tmp_path: Path) -> None:
     file_in(tmp_path).write({"m": TRIAL})
     for _ in range(3):
         assert run(tmp_path, clean=True) == {"m": TRIAL}
-    other = {"m": SavedModel(trials=(SavedTrial(8, "mended", 7),))}
+    other = {"m": SavedState(trials=(SavedTrial(8, "mended", 7),))}
     file = file_in(tmp_path)
     file.read()
     file.write(other)
@@ -107,7 +107,7 @@ def test_file_that_cannot_be_written_is_told_once_and_the_one_of_before_stays(tm
     file.write({"m": REJECTED})
     (tmp_path / f"{FILE}.new").mkdir()
     for version in (1, 2):
-        file.write({"m": SavedModel((Rejection(version, "f", "why", 1.0),))})
+        file.write({"m": SavedState((Rejection(version, "f", "why", 1.0),))})
     assert len(caplog.records) == 1
     assert file_in(tmp_path).read() == {"m": REJECTED}
 
@@ -122,7 +122,7 @@ def test_nothing_is_written_after_the_clean_end(tmp_path: Path) -> None:
 
 def test_of_many_rejected_versions_the_highest_are_remembered(tmp_path: Path) -> None:
     many = tuple(Rejection(version, "f", "why", 1.0) for version in range(MAX_REMEMBERED + 10))
-    file_in(tmp_path).write({"m": SavedModel(many)})
+    file_in(tmp_path).write({"m": SavedState(many)})
     found = file_in(tmp_path).read()["m"].rejected
     assert [each.version for each in found] == list(range(MAX_REMEMBERED + 9, 9, -1))
 
