@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import pytest
@@ -161,8 +162,7 @@ class Guarded(CountedMachine):
         trials = list(self._trials())
         if trials:
             name, trial = trials[index % len(trials)]
-            self.guarded.judge(name, trial.new, judgement)
-            self.guarded.answers[ServableId(name, trial.new)] = answers
+            self.guarded.judge(name, trial.new, replace(judgement, answered=answers))
         self._step(then)
 
     @rule(seconds=st.sampled_from([1, 20, 130, 620, 3600, MAX_SECONDS]), then=THEN)

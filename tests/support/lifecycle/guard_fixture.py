@@ -63,7 +63,6 @@ class GuardFixture:
         self.held: set[ServableId] = set()
         self.trials: dict[str, Sequence[Running]] = {}
         self.judgements: dict[ServableId, Judgement] = {}
-        self.answers: dict[ServableId, int] = {}
         self.effects: list[tuple[str, Effect]] = []
         self.saves = 0
         self.lists: dict[str, list[int]] = {}  # of the source
@@ -73,7 +72,6 @@ class GuardFixture:
             hold=self._hold,
             set_trials=self.trials.__setitem__,
             judgement=lambda servable_id: self.judgements.get(servable_id, NO_JUDGEMENT),
-            answered=lambda servable_id: self.answers.get(servable_id, 0),
             wake=lambda: None,
             on_disk=self._on_disk,
             reject=self.rejected.__setitem__,

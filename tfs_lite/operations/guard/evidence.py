@@ -294,7 +294,7 @@ class TrialEvidence:
             against, votes_for = self._against, self._for
             leaning = not self._rule and against >= LEANING_VOTES and log_evidence(against, votes_for) > 0
             text = self._words(self._counts())
-            return Judgement(self._rule, leaning, against, votes_for, needed(votes_for), text)
+            return Judgement(self._rule, leaning, against, votes_for, needed(votes_for), self._well, text)
 
     def _is_broken(self, now: float) -> bool:
         """Rule 2: nothing was answered well yet, and the old version can do better."""

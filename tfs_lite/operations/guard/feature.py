@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,20 +24,11 @@ from tfs_lite.operations.guard.state_file import StateFile, with_files
 from tfs_lite.operations.guard.trial import (
     NO_JUDGEMENT,
     OFF,
-    BakeBegun,
-    BakeEnded,
     Command,
-    Effect,
     Items,
     Judgement,
-    Lifted,
-    Outcome,
-    Renewed,
     Running,
-    TakenBack,
     TrialSettings,
-    WayBackFailed,
-    WouldTakeBack,
     guarded,
 )
 from tfs_lite.server.feature import Doors, ServerFeature
@@ -57,7 +48,6 @@ TICK_SECONDS = 1.0
 DISK_SECONDS = 10.0
 """What was found on disk counts for so long, if the looks of the source find nothing new."""
 logger = logging.getLogger(__name__)
-OnReport = Callable[[str, Effect], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +75,9 @@ class Guard(ServerFeature):
         self._lock = threading.Lock()  # guards the next two
         self._evidence: dict[ServableId, tuple[str, TrialEvidence]] = {}  # with the files of the version
         self._on_disk: dict[str, _OnDisk] = {}
-        self._listeners: tuple[OnReport, ...] = ()
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
         self.reports = GuardReports(core, self.view, self.counts, self._look)
-        self.listen(self.reports.on_effect)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three
         self._started = self._stopped = False
@@ -99,11 +87,10 @@ class Guard(ServerFeature):
             hold=core.manager.hold,
             set_trials=self._set_trials,
             judgement=self._judgement,
-            answered=self._answered,
             wake=self._wake,
             on_disk=self._look,
             reject=lambda name, versions: core.sources.reject(name, versions),
-            report=self._report,
+            report=self.reports.on_effect,
             save=self._save,
         )
         self._stage = GuardStage(
@@ -134,10 +121,6 @@ class Guard(ServerFeature):
         """Carries an order out; see :meth:`GuardStage.command`."""
         self._stage.command(name, command)
         self._wake()
-
-    def listen(self, listener: OnReport) -> None:
-        """Calls ``listener`` with the model and each effect from now on, on the guard's thread or that of a command."""
-        self._listeners = (*self._listeners, listener)
 
     def guarded(self, name: str, items: Items) -> Items:
         """The list that goes on to the manager where the source has this one, as trials stand now. Asks the disk."""
@@ -267,10 +250,6 @@ class Guard(ServerFeature):
         found = self._evidence_of(id)
         return NO_JUDGEMENT if found is None else found.judgement(self._core.clock.monotonic())
 
-    def _answered(self, id: ServableId) -> int:
-        counts = self.counts(id)
-        return counts.answered if counts is not None else 0
-
     def _settings_of(self, item: ServableData[StoragePath]) -> TrialSettings:
         """The settings of a load of the item now: those of the model's config, else the flags."""
         options, name = self._core.options, item.id.name
@@ -322,15 +301,6 @@ class Guard(ServerFeature):
             for each in every_version(model, settings, RealDisk())
         }
 
-    def _report(self, name: str, effect: Effect) -> None:
-        _log(name, effect)
-        for listener in self._listeners:
-            try:
-                listener(name, effect)
-            except Exception:
-                logger.exception("what follows from an effect of the guard failed")
-        self._core.changes.notify(name)
-
     def _save(self) -> None:
         """A write that fails is tried again each second."""
         file = self._file
@@ -349,24 +319,3 @@ class Guard(ServerFeature):
 def _at_start(revision: str) -> str:
     """The revision that the same files have where a server that is told what to load begins with them."""
     return f"{revision.rpartition('-')[0]}-{START}"
-
-
-def _log(name: str, effect: Effect) -> None:
-    match effect:
-        case BakeBegun(trial):
-            text = "%s version %d is on trial: version %d answers what fails on it"
-            logger.info(text, name, trial.new, trial.old)
-        case BakeEnded(trial, outcome, text):
-            level = logging.INFO if outcome in (Outcome.PASSED, Outcome.ACCEPTED) else logging.WARNING
-            logger.log(level, "%s: the trial of version %d is over: %s", name, trial.new, text)
-        case TakenBack(rejection, to):
-            logger.warning("%s version %d was %s; version %d answers", name, rejection.version, rejection.why, to)
-        case WouldTakeBack(trial, text):
-            logger.warning("%s version %d %s", name, trial.new, text)
-        case Lifted(version, text, forced):
-            level = logging.WARNING if forced else logging.INFO
-            logger.log(level, "%s version %d may answer again: %s", name, version, text)
-        case Renewed(version):
-            logger.info("%s version %d is loaded again", name, version)
-        case WayBackFailed(to, text):
-            logger.error("%s does not go back to version %d: %s", name, to, text)

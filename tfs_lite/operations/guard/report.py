@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from tfs_lite.operations.guard.trial import (
     By,
     Effect,
     Lifted,
+    Outcome,
     Rejection,
+    Renewed,
     Stage,
     TakenBack,
     WayBackFailed,
@@ -34,6 +37,7 @@ SHIELDED_EVERY = 60.0
 """Seconds between two events about shielded requests of one version, at least."""
 NO_COUNTS = TrialCounts()
 GUARD = Origin(Cause.GUARD)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,29 +203,44 @@ class GuardReports:
             if counts.failures:
                 details["why"] = counts.failures[0].error
             self._append(EventKind.SHIELDED, id.name, id.version, details)
+            self._core.changes.notify(id.name)
 
     def on_effect(self, name: str, effect: Effect) -> None:
-        """See :class:`~tfs_lite.operations.guard.stage.GuardEffects`."""
+        """Tells what has happened: the log, the events, the counters, and whoever waits for a change."""
         match effect:
             case BakeBegun(trial):
+                text = "%s version %d is on trial: version %d answers what fails on it"
+                logger.info(text, name, trial.new, trial.old)
                 details = {"over": trial.old, "bake_seconds": trial.settings.bake_seconds}
                 self._append(EventKind.BAKE_BEGUN, name, trial.new, details)
-            case BakeEnded(trial, outcome, text) if trial.stage is not Stage.ARMED:
-                details = {"over": trial.old, "outcome": outcome.value, "why": text}
-                self._append(EventKind.BAKE_ENDED, name, trial.new, details)
+            case BakeEnded(trial, outcome, text):
+                level = logging.INFO if outcome in (Outcome.PASSED, Outcome.ACCEPTED) else logging.WARNING
+                logger.log(level, "%s: the trial of version %d is over: %s", name, trial.new, text)
+                if trial.stage is not Stage.ARMED:
+                    details = {"over": trial.old, "outcome": outcome.value, "why": text}
+                    self._append(EventKind.BAKE_ENDED, name, trial.new, details)
             case TakenBack(rejection, to, _, who):
-                if rejection.by is By.GUARD:
+                version, why, by_guard = rejection.version, rejection.why, rejection.by is By.GUARD
+                logger.warning("%s version %d was %s; version %d answers", name, version, why, to)
+                if by_guard:
                     self.metrics.taken_back(name)
-                origin = Origin(Cause.OPERATOR, who) if rejection.by is By.OPERATOR else GUARD
-                status = Status(StatusCode.ABORTED, rejection.why)
-                self._append(EventKind.TAKEN_BACK, name, rejection.version, {"to": to}, origin, status)
+                origin = GUARD if by_guard else Origin(Cause.OPERATOR, who)
+                status = Status(StatusCode.ABORTED, why)
+                self._append(EventKind.TAKEN_BACK, name, version, {"to": to}, origin, status)
             case WouldTakeBack(trial, text):
+                logger.warning("%s version %d %s", name, trial.new, text)
                 self._append(EventKind.WOULD_TAKE_BACK, name, trial.new, {"why": text, "over": trial.old})
             case Lifted(version, text, forced, who):
+                level = logging.WARNING if forced else logging.INFO
+                logger.log(level, "%s version %d may answer again: %s", name, version, text)
                 origin = Origin(Cause.OPERATOR, who) if who else GUARD
                 self._append(EventKind.LIFTED, name, version, {"why": text, "forced": forced}, origin)
+            case Renewed(version):
+                logger.info("%s version %d is loaded again", name, version)
             case WayBackFailed(to, text):
+                logger.error("%s does not go back to version %d: %s", name, to, text)
                 self._append(EventKind.WAY_BACK_FAILED, name, to, {"why": text})
+        self._core.changes.notify(name)
 
     def _append(
         self,
@@ -234,4 +253,3 @@ class GuardReports:
     ) -> None:
         status = status or Status()
         self._core.history.append(kind, name, version, origin=origin, status=status, details=details)
-        self._core.changes.notify(name)

@@ -69,8 +69,8 @@ class GuardEffects:
     manager, and after it is gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so
     that requests are shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with
     its evidence, also where its ``stage`` or ``old`` has changed. ``judgement(id)``: how the trial of this new version
-    stands; ``NO_JUDGEMENT`` where nothing is known. ``answered(id)``: the requests that it has answered. ``wake()``:
-    the guard's thread is to call ``tick`` soon; also called under the manager's bus.
+    stands; ``NO_JUDGEMENT`` where nothing is known. ``wake()``: the guard's thread is to call ``tick`` soon; also
+    called under the manager's bus.
 
     Called without the stage's lock, but perhaps on a source's thread while it sends a list (so it must take no lock
     that is held then): ``on_disk(name)``: the items, as the source would offer them, of every version that is there and
@@ -84,7 +84,6 @@ class GuardEffects:
     hold: Callable[[ServableId, bool], None]
     set_trials: Callable[[str, Sequence[Running]], None]
     judgement: Callable[[ServableId], Judgement]
-    answered: Callable[[ServableId], int]
     wake: Callable[[], None]
     on_disk: Callable[[str], Mapping[int, ServableData[StoragePath]] | None]
     reject: Callable[[str, frozenset[int]], None]
@@ -106,8 +105,8 @@ class EndedTrial:
 class GuardView:
     """How a model stands, for reports. ``trial``: the one that runs, or the highest that is armed. ``since`` and
     ``until``: the begin of its stage and the earliest end, in seconds since 1970; None while it is armed.
-    ``rejected``: the highest version first. ``going_back``: the version that an operator waits for. ``kept``: the
-    versions that are wanted by the guard alone. ``ended``: the last trial that ended, since the start."""
+    ``rejected``: the highest version first. ``going_back``: the version that an operator waits for. ``ended``: the last
+    trial that ended, since the start."""
 
     name: str
     trial: Running | None = None
@@ -116,7 +115,6 @@ class GuardView:
     judgement: Judgement = NO_JUDGEMENT
     rejected: tuple[Rejection, ...] = ()
     going_back: int | None = None
-    kept: frozenset[int] = frozenset()
     ended: EndedTrial | None = None
 
 
@@ -178,13 +176,12 @@ class _Told:
     """What others may read of a model without the lock; replaced as a whole."""
 
     state: ModelState
-    kept: frozenset[int]
     saved: SavedState
     ended: EndedTrial | None
     has_list: bool
 
 
-NOTHING_TOLD = _Told(NO_STATE, frozenset(), SavedState(), None, False)
+NOTHING_TOLD = _Told(NO_STATE, SavedState(), None, False)
 
 
 class GuardStage:
@@ -281,7 +278,7 @@ class GuardStage:
             until = since + trial.settings.bake_seconds + LAST_VOTES_SECONDS
         rejected = tuple(state.rejected[version] for version in sorted(state.rejected, reverse=True))
         going_back = state.going_back.to if state.going_back is not None else None
-        return GuardView(name, trial, since, until, judgement, rejected, going_back, told.kept, told.ended)
+        return GuardView(name, trial, since, until, judgement, rejected, going_back, told.ended)
 
     def rejected(self, name: str) -> Mapping[int, Status]:
         """The versions that the guard keeps from answering: ABORTED, with the reason."""
@@ -291,10 +288,6 @@ class GuardStage:
     def accepts(self, id: ServableId) -> bool:
         """Whether an operator takes the version as it is: its load skips the replay gate."""
         return id.version in self._told.get(id.name, NOTHING_TOLD).state.ungated
-
-    def kept(self, name: str) -> frozenset[int]:
-        """The versions that the guard has added to the last list of the source."""
-        return self._told.get(name, NOTHING_TOLD).kept
 
     def state(self, name: str) -> ModelState:
         """For ``guarded`` elsewhere, as what-if does it."""
@@ -499,8 +492,7 @@ class GuardStage:
             self._call(lambda: self._effects.reject(model.name, rejected))
 
     def _tell(self, model: _Model) -> None:
-        kept = frozenset(item.id.version for item in model.passed) - model.listed.keys()
-        self._told[model.name] = _Told(model.state, kept, model.saved, model.ended, bool(model.items))
+        self._told[model.name] = _Told(model.state, model.saved, model.ended, bool(model.items))
 
     def _settle(self, model: _Model, memory_needed: bool = False) -> None:
         for _ in range(MAX_STEPS):
@@ -511,7 +503,6 @@ class GuardStage:
 
     def _step(self, model: _Model, command: Command | None = None, memory_needed: bool = False) -> bool:
         """Whether anything has changed. Raises ServingError for a command."""
-        running, name = model.state.running, model.name
         seen = Seen(
             listed={version: self._files_of(item.revision) for version, item in model.listed.items()},
             on_disk={version: self._files_of(item.revision) for version, item in model.unlisted.items()},
@@ -519,7 +510,6 @@ class GuardStage:
             failed=model.failed,
             memory_needed=memory_needed,
             judgement=self._judgement(model),
-            answered=0 if running is None else self._effects.answered(ServableId(name, running.new)),
             at=self._clock.time(),
         )
         settings = {version: found for version, (_, found) in model.settings.items()}

@@ -69,14 +69,15 @@ OFF = TrialSettings()
 class Judgement:
     """How the evidence of a trial stands. ``rule``: 1 or 2 if that rule wants the version taken back, else 0.
     ``leaning``: the trial must not end yet, because the votes lean against the version. ``against`` and ``votes_for``
-    count the votes, ``needed`` says how many against it rule 1 takes as it stands. ``text``: the numbers in words, to
-    stand behind "taken back after 11 s: "."""
+    count the votes, ``needed`` says how many against it rule 1 takes as it stands. ``answered``: the requests that the
+    version has answered. ``text``: the numbers in words, to stand behind "taken back after 11 s: "."""
 
     rule: int = 0
     leaning: bool = False
     against: int = 0
     votes_for: int = 0
     needed: int = 15
+    answered: int = 0
     text: str = ""
 
 
@@ -135,7 +136,6 @@ class GoingBack:
     to: int
     rejects: frozenset[int]
     why: str
-    rolled_back: bool
     who: str = ""
 
 
@@ -172,8 +172,8 @@ class Seen:
     ``listed``: the files of every version of the source's last list, by version. ``on_disk``: the files of every other
     version that could be offered. ``available``: the versions that the manager gives handles to. ``failed``: those that
     ended with an error, since they were last begun. ``memory_needed``: a load on this server waits for memory or for
-    place, and this trial is the one to give some. ``judgement`` of the running trial; ``answered``: the requests
-    that its new version has answered. ``at``: now, in seconds since 1970.
+    place, and this trial is the one to give some. ``judgement`` of the running trial. ``at``: now, in seconds
+    since 1970.
     """
 
     listed: Mapping[int, str]
@@ -182,7 +182,6 @@ class Seen:
     failed: Mapping[int, Status] = field(default_factory=nothing)
     memory_needed: bool = False
     judgement: Judgement = NO_JUDGEMENT
-    answered: int = 0
     at: float = 0.0
 
 
@@ -555,7 +554,7 @@ def _bake_over(now: float, settings: Settings, state: ModelState, seen: Seen) ->
         return None
     wanted, passed = running.settings, now - running.since
     least = wanted.bake_seconds + LAST_VOTES_SECONDS
-    if passed < least or (seen.answered < wanted.bake_requests and passed < max(MAX_SECONDS, least)):
+    if passed < least or (seen.judgement.answered < wanted.bake_requests and passed < max(MAX_SECONDS, least)):
         return None
     if seen.judgement.leaning and passed < max(wanted.longest, least):
         return None
@@ -669,7 +668,7 @@ def _go_back(state: ModelState, seen: Seen, to: int, who: str) -> Result:
         raise failed_precondition(f"version {to} is the highest one already")
     if len(above | state.rejected.keys()) > MAX_REMEMBERED:
         raise failed_precondition(f"more than {MAX_REMEMBERED} versions are above version {to}; delete some")
-    back = GoingBack(to, above, f"rolled back to version {to}{_by(who)}", True, who)
+    back = GoingBack(to, above, f"rolled back to version {to}{_by(who)}", who)
     state = _ungate(state, to, there[to])
     effects: tuple[Effect, ...] = ()
     if to in state.rejected or to in seen.failed:
@@ -728,7 +727,7 @@ def _reject(state: ModelState, seen: Seen, back: GoingBack) -> Result:
     """Rejects what is above the version that an operator has gone back to, which is available."""
     there, trials = _there(seen), {trial.new: trial for trial in state.trials}
     rejections = [
-        Rejection(version, there.get(version, ""), back.why, seen.at, By.OPERATOR, back.rolled_back)
+        Rejection(version, there.get(version, ""), back.why, seen.at, By.OPERATOR, rolled_back=True)
         for version in sorted(back.rejects - state.rejected.keys())
     ]
     effects = tuple(TakenBack(each, back.to, trials.get(each.version), back.who) for each in rejections)

@@ -64,7 +64,7 @@ def test_a_push_is_armed_with_its_list_and_begins_when_it_answers() -> None:
     assert [(trial.new, trial.old, trial.stage) for trial in fixture.trials["m"]] == [(8, 7, Stage.BAKING)]
     assert fixture.answers_with("m") == 8
     assert fixture.server.ready("m") == [7, 8]
-    assert fixture.stage.kept("m") == {7}
+    assert (fixture.lists["m"], fixture.passed["m"]) == ([8], [8, 7])
     view = fixture.stage.view("m")
     assert view is not None
     assert view.until is not None
@@ -133,7 +133,7 @@ def test_a_trial_waits_for_requests_but_not_for_ever() -> None:
     fixture = on_trial(TrialSettings(600, bake_requests=100))
     fixture.rest(seconds=86_399)
     assert fixture.server.ready("m") == [7, 8]
-    fixture.answers[ServableId("m", 8)] = 100
+    fixture.judge("m", 8, Judgement(answered=100))
     fixture.rest()
     assert fixture.server.ready("m") == [8]
     fixture = on_trial(TrialSettings(600, bake_requests=100))
