@@ -171,7 +171,7 @@ class Pushes:
 
     def _decision(self, kind: Kind) -> Result | None:
         explained = self.explain(kind.fault, NEW)
-        for link in explained["chain"]:
+        for link in explained["because"]:
             if link["cause"] in ("TAKEN_BACK", "HELD_BACK"):
                 return self._result(kind, link["cause"], link["text"])
         if self.states(kind.fault) == {NEW: "AVAILABLE", OLD: "END"}:

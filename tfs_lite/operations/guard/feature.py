@@ -76,7 +76,7 @@ class Guard(ServerFeature):
     """Trials of pushed versions, and the way back to older ones. Any thread may call any method.
 
     The thread ``tfs-guard`` moves trials on: each second while there are any, else when something happens. It starts
-    with the first list. ``tfs-guard-runs`` runs failures again, from the first trial on.
+    with the first list. Threads ``tfs-guard-runs`` run failures again, from the first trial on.
     """
 
     def __init__(self, core: ServerCore) -> None:
