@@ -159,15 +159,11 @@ class Pushes:
 
     def explain(self, model: str, version: int | None = None) -> dict[str, Any]:
         name = model if version is None else f"{model}/versions/{version}"
-        status, body = self.server.get(f"/v1/models/{name}:explain")
-        assert status == 200, body
-        found: dict[str, Any] = json.loads(body)
-        return found
+        return json_of(self.server, f"/v1/models/{name}:explain")
 
     def states(self, model: str) -> dict[int, str]:
-        status, body = self.server.get(f"/v1/models/{model}")
-        assert status == 200, body
-        return {int(line["version"]): line["state"] for line in json.loads(body)["model_version_status"]}
+        statuses = json_of(self.server, f"/v1/models/{model}")["model_version_status"]
+        return {int(line["version"]): line["state"] for line in statuses}
 
     def _decision(self, kind: Kind) -> Result | None:
         explained = self.explain(kind.fault, NEW)
@@ -192,6 +188,14 @@ class Pushes:
                 result.got[name] = now["versions"].get(str(version), 0) - was["versions"].get(str(version), 0)
             result.got["first_errors"] = now["first_errors"]
         return results
+
+
+def json_of(server: ServerProcess, path: str) -> dict[str, Any]:
+    """What it answers to a GET."""
+    status, body = server.get(path)
+    assert status == 200, body
+    found: dict[str, Any] = json.loads(body)
+    return found
 
 
 def table(results: Sequence[Result]) -> str:

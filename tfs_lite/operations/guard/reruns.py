@@ -3,8 +3,8 @@
     Evidence.due -> the version that is drawn -> the other one -> Evidence.on_pair
 
 A pair never disturbs requests for long: it takes the queue of the version as any request does, one pair of a trial runs
-at a time, and the evidence leaves a pause behind each. A side that has not answered in time is given up: its calls leave the
-queue, and what already runs holds its version until it ends, as the call of a client that has gone does.
+at a time, and the evidence leaves a pause behind each. A side that has not answered in time is given up: its calls
+leave the queue, and what already runs holds its version until it ends, as the call of a client that has gone does.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _MARGIN = 0.001
 
 
 class Reruns:
-    """Runs one pair of each trial at a time, of the trials in turn, on threads ``tfs-guard-runs``: as many as there have
-    been trials at a time, at most :data:`AT_ONCE`. They sleep while there is no trial. Any thread may call any method.
-    ``watch``* and ``forget``* -> ``close``."""
+    """Runs one pair of each trial at a time, of the trials in turn, on threads ``tfs-guard-runs``: as many as there
+    have been trials at a time, at most :data:`AT_ONCE`. They sleep while there is no trial. Any thread may call any
+    method. ``watch``* and ``forget``* -> ``close``."""
 
     def __init__(self, handle: HandleOf, clock: Clock, random: Random | None = None) -> None:
         """``handle``: of a version by number, as ``ServerCore.handle``. ``random`` draws the side that runs first."""
