@@ -73,6 +73,8 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
     lines.append(f"  {_answers(rollout)}")
     if rollout["version"] is not None:
         lines.append(f"  {_trial(rollout)}")
+        if rollout["shadow"] is not None:
+            lines.append(f"  its shadow: {rollout['shadow']['text']}")
         lines += [f"  failed: {error}" for error in dict.fromkeys(each["error"] for each in rollout["failures"])]
     lines += [
         f"  version {each['version']} must not answer: {each['why']}"

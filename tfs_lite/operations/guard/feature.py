@@ -14,7 +14,7 @@ from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.trial import Trial
+from tfs_lite.core.trial import Shadow, Trial
 from tfs_lite.operations.guard.doors import GuardDoors
 from tfs_lite.operations.guard.evidence import Counts, Evidence
 from tfs_lite.operations.guard.report import GUARD, GuardReports
@@ -93,7 +93,7 @@ class Guard(ServerFeature):
         self._listeners: tuple[OnReport, ...] = ()
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
-        self.reports = GuardReports(core, self.view, self.counts, self._look)
+        self.reports = GuardReports(core, self.view, self.counts, self._look, self.shadow)
         self.listen(self.reports.on_effect)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three

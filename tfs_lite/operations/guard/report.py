@@ -12,6 +12,7 @@ from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.operations.guard.evidence import Counts
 from tfs_lite.operations.guard.metrics import GuardMetrics
+from tfs_lite.operations.guard.shadow import ShadowReport
 from tfs_lite.operations.guard.stage import GuardView
 from tfs_lite.operations.guard.trial import (
     BakeBegun,
@@ -20,6 +21,7 @@ from tfs_lite.operations.guard.trial import (
     Effect,
     Lifted,
     Rejection,
+    Running,
     Stage,
     TakenBack,
     WayBackFailed,
@@ -41,6 +43,7 @@ class Standing:
     """How a model stands. ``counts`` are those of the trial. ``answers``: the version that answers requests without a
     version. ``back_to``: the version that a rollback without a version would go to, None if there is none.
     ``old_run_ms``: the mean time of a run of the old version of the trial, in milliseconds, since it was loaded.
+    ``shadow``: what the last shadow of the model has shown, if it was that of the version on trial, or of the last one.
     ``remembered``: whether a restart of the server keeps what was rejected."""
 
     view: GuardView
@@ -49,6 +52,7 @@ class Standing:
     back_to: int | None = None
     old_run_ms: float | None = None
     remembered: bool = False
+    shadow: ShadowReport | None = None
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -72,7 +76,7 @@ class Standing:
             "votes": {"against": judgement.against, "for": judgement.votes_for, "needed": judgement.needed},
             "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(self.old_run_ms)},
             "failures": [{"request_id": each.request_id, "error": each.error} for each in counts.failures],
-            "shadow": None,
+            "shadow": None if self.shadow is None else self.shadow.as_json,
             "rejected": [_rejected(each) for each in view.rejected],
             "answers": self.answers,
             "back_to": self.back_to,
@@ -110,9 +114,9 @@ def _milliseconds(value: float | None) -> float | None:
 class GuardReports:
     """Tells how models stand and what the guard does. Any thread may ask and tell, but for the event loop's.
 
-    Three functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
+    Four functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
     version have ended, None without a trial. ``on_disk``: the versions that could be offered, None where the disk does
-    not tell."""
+    not tell. ``shadow``: what the shadow of this version has shown."""
 
     def __init__(
         self,
@@ -120,9 +124,11 @@ class GuardReports:
         view: Callable[[str], GuardView | None],
         counts: Callable[[ServableId], Counts | None],
         on_disk: Callable[[str], Mapping[int, Any] | None],
+        shadow: Callable[[ServableId], ShadowReport | None],
     ) -> None:
         self._core = core
         self._on_disk = on_disk
+        self._shadow = shadow
         self._view = view
         self._counts = counts
         self._shielded: dict[ServableId, tuple[float, int]] = {}  # when it was told last, and of how many
@@ -149,7 +155,10 @@ class GuardReports:
         if view.trial is not None and (ran := self._run_ms(ServableId(name, view.trial.old))) is not None:
             old_run_ms = ran
         remembered = bool(self._core.options.state_directory)
-        return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered)
+        last = view.trial or view.ended
+        version = None if last is None else last.new if isinstance(last, Running) else last.version
+        shadow = None if version is None else self._shadow(ServableId(name, version))
+        return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered, shadow)
 
     def _run_ms(self, id: ServableId) -> float | None:
         """The mean of all its runs that did not fail; None if there are none."""
@@ -206,9 +215,13 @@ class GuardReports:
         match effect:
             case BakeBegun(trial):
                 details = {"over": trial.old, "stage": trial.stage.value, "bake_seconds": trial.settings.bake_seconds}
+                if trial.stage is Stage.BAKING:
+                    details |= self._shadow_shown(name, trial)
                 self._append(EventKind.BAKE_BEGUN, name, trial.new, details)
             case BakeEnded(trial, outcome, text) if trial.stage is not Stage.ARMED:
                 details = {"over": trial.old, "outcome": outcome.value, "why": text}
+                if trial.stage is Stage.SHADOW:
+                    details |= self._shadow_shown(name, trial)
                 self._append(EventKind.BAKE_ENDED, name, trial.new, details)
             case TakenBack(rejection, to, _, who):
                 if rejection.by is By.GUARD:
@@ -223,6 +236,11 @@ class GuardReports:
                 self._append(EventKind.LIFTED, name, version, {"why": text, "forced": forced}, origin)
             case WayBackFailed(to, text):
                 self._append(EventKind.WAY_BACK_FAILED, name, to, {"why": text})
+
+    def _shadow_shown(self, name: str, trial: Running) -> Mapping[str, Any]:
+        """The detail of the event with which a shadow ends."""
+        found = self._shadow(ServableId(name, trial.new))
+        return {} if found is None else {"shadow": str(found)}
 
     def _append(
         self,

@@ -258,7 +258,7 @@ class Recorder:
         if (reason := self._rejected(name).get(version)) is not None:
             return reason.message
         if origin.cause is Cause.GUARD:
-            return f"the trial is over; wanted is {taken}" if taken else "the trial is over"
+            return f"the guard keeps it no more; wanted is {taken or 'none'}"
         if origin.cause is Cause.REPOSITORY_CALL:
             return f"the call takes {taken}" if taken else "the call unloads the model"
         if not self._is_configured(name):
