@@ -83,7 +83,7 @@ KINDS = (
     Kind("shuffled", "", (HELD,), "changed"),
     Kind("dies", TAKEN, (HELD, TAKEN)),
     Kind("hangs", TAKEN, (HELD, TAKEN), deadline=2.0),
-    Kind("slow", "", ("",)),
+    Kind("slow", "", ("",), "times as long as on version 1"),
     Kind("good", "", ("",)),
 )
 """In the order of the specification; the last one is good. Records meet a fault of few inputs by chance."""

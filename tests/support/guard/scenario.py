@@ -65,14 +65,14 @@ class CallersProcess:
 @dataclass(slots=True)
 class Result:
     """What came of one push. ``seconds``: from the push to the decision. ``cause``: ``TAKEN_BACK``, ``HELD_BACK``, or
-    ``""`` if the version was kept. ``got``: the callers' counts since the push, ``old`` and ``new`` answers too."""
+    ``""`` if the version was kept. ``text``: what is said of it. ``got``: the callers' counts since the push, ``old``
+    and ``new`` answers too."""
 
     kind: Kind
     cause: str = ""
     text: str = ""
     seconds: float = 0.0
     got: dict[str, Any] = field(default_factory=dict)
-    rollout: dict[str, Any] | None = None
     states: dict[int, str] = field(default_factory=dict)
 
 
@@ -171,13 +171,11 @@ class Pushes:
             if link["cause"] in ("TAKEN_BACK", "HELD_BACK"):
                 return self._result(kind, link["cause"], link["text"])
         if self.states(kind.fault) == {NEW: "AVAILABLE", OLD: "END"}:
-            return self._result(kind, "", explained["sentence"])
+            return self._result(kind, "", str(explained["rollout"]["ended"]["text"]))
         return None
 
     def _result(self, kind: Kind, cause: str, text: str = "") -> Result:
-        rollout = self.explain(kind.fault).get("rollout")
-        passed = time.monotonic() - self._pushed
-        return Result(kind, cause, text, passed, rollout=rollout, states=self.states(kind.fault))
+        return Result(kind, cause, text, time.monotonic() - self._pushed, states=self.states(kind.fault))
 
     def _with_counts(self, results: list[Result]) -> list[Result]:
         after = self.callers.counts()

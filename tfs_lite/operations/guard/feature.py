@@ -305,7 +305,10 @@ class Guard(ServerFeature):
 
     def _judgement(self, id: ServableId) -> Judgement:
         found = self._evidence_of(id)
-        return NO_JUDGEMENT if found is None else found.judgement(self._core.clock.monotonic())
+        if found is None:
+            return NO_JUDGEMENT
+        old_run_ms = self.reports.run_ms(ServableId(id.name, found.old))
+        return found.judgement(self._core.clock.monotonic(), old_run_ms)
 
     def _answered(self, id: ServableId) -> int:
         counts = self.counts(id)
