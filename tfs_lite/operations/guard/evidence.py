@@ -172,7 +172,7 @@ class TrialEvidence:
     # Requests.
 
     def on_end(self, ending: TrialEnding) -> None:
-        """TrialCounts a request that has ended on the new version, and may keep it to be run again. On the event loop; a
+        """Counts a request that has ended on the new version, and may keep it to be run again. On the event loop; a
         request that was answered well costs a fraction of a microsecond."""
         if ending.cached:
             return
