@@ -269,7 +269,7 @@ class TrialEvidence:
     # Votes and verdict.
 
     def advance(self, now: float) -> None:
-        """TrialCounts the vote of the span that is over, if one is. At least once each span, by whoever judges."""
+        """Counts the vote of the span that is over, if one is. At least once each span, by whoever judges."""
         with self._lock:
             self._advance(now)
 
