@@ -18,8 +18,17 @@ from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.operations.guard.stage import GuardEffects, GuardStage, SavedState
-from tfs_lite.operations.guard.trial import NO_JUDGEMENT, Command, Effect, Judgement, Running, TrialSettings, Verb
+from tfs_lite.operations.guard.stage import GuardEffects, GuardStage
+from tfs_lite.operations.guard.trial import (
+    NO_JUDGEMENT,
+    Command,
+    Effect,
+    Judgement,
+    ModelState,
+    Running,
+    TrialSettings,
+    Verb,
+)
 from tfs_lite.serving.lifecycle_events import LoadParked, StateChanged
 from tfs_lite.sources.version_scan import LatestPolicy, VersionPolicy, choose
 from tfs_lite.testing.lifecycle.loader import FakeLoader
@@ -48,7 +57,7 @@ class GuardFixture:
         *,
         guarded: bool = True,
         ram: int | None = None,
-        saved: Mapping[str, SavedState] | None = None,
+        saved: Mapping[str, ModelState] | None = None,
         disk: dict[str, dict[int, Files]] | None = None,
         policies: dict[str, VersionPolicy] | None = None,
     ) -> None:

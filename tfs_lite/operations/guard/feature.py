@@ -168,7 +168,7 @@ class Guard(ServerFeature):
         """What was rejected before is known to the sources before they look for the first time."""
         saved = self._stage.saved()
         for name, model in saved.items():
-            self._core.sources.reject(name, {rejection.version for rejection in model.rejected})
+            self._core.sources.reject(name, set(model.rejected))
         if self._file is not None:
             self._file.write(saved)
 

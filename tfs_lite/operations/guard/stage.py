@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from tfs_lite.core.clock import Clock
@@ -25,6 +25,7 @@ from tfs_lite.operations.guard.trial import (
     LAST_VOTES_SECONDS,
     MAX_REMEMBERED,
     NO_JUDGEMENT,
+    NO_STATE,
     OFF,
     BakeEnded,
     Command,
@@ -51,7 +52,6 @@ MAX_STEPS = 1000
 """The most steps of one model at a time; more of them are a defect."""
 MAX_GIVEN = 4
 """The most trials that end early for one load without memory; after so many it does not fit for other reasons."""
-NO_STATE = ModelState()
 
 
 def files_of(revision: str) -> str:
@@ -118,32 +118,16 @@ class GuardView:
     ended: EndedTrial | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTrial:
-    """A trial that a restart begins anew."""
-
-    new: int
-    files: str
-    old: int
-
-
-@dataclass(frozen=True, slots=True)
-class SavedState:
-    """What a restart must know of a model. ``accepted``: the files of versions that an operator has accepted."""
-
-    rejected: tuple[Rejection, ...] = ()
-    accepted: Mapping[int, str] = field(default_factory=nothing)
-    trials: tuple[SavedTrial, ...] = ()
-
-
 @dataclass(slots=True)
 class _Model:
     """What the stage keeps of a model; guarded by the stage's lock. ``known``: the items of every version that is there
     and could be offered. ``settings``: with the revision that they were read for. ``failed_as``: the revision of a
-    version when it has failed; another one is loaded anew. ``rejected``: the versions that the manager holds."""
+    version when it has failed; another one is loaded anew. ``told``: the state that others know; with ``items`` and
+    ``ended`` read without the lock, as the values of these three are replaced."""
 
     name: str
     state: ModelState = NO_STATE
+    told: ModelState = NO_STATE
     items: Items = ()
     passed: Items = ()
     known: Mapping[int, ServableData[StoragePath]] = field(default_factory=nothing)
@@ -151,7 +135,6 @@ class _Model:
     available: frozenset[int] = frozenset()
     failed: Mapping[int, Status] = field(default_factory=nothing)
     failed_as: dict[int, str] = field(default_factory=dict)
-    rejected: frozenset[int] = frozenset()
     ended: EndedTrial | None = None
 
     @property
@@ -162,26 +145,6 @@ class _Model:
     def unlisted(self) -> dict[int, ServableData[StoragePath]]:
         listed = self.listed
         return {version: item for version, item in self.known.items() if version not in listed}
-
-    @property
-    def saved(self) -> SavedState:
-        state = self.state
-        trials = (SavedTrial(trial.new, trial.files, trial.old) for trial in state.trials)
-        accepted = {version: state.accepted[version] for version in state.ungated if version in state.accepted}
-        return SavedState(tuple(state.rejected.values()), accepted, tuple(trials))
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What others may read of a model without the lock; replaced as a whole."""
-
-    state: ModelState
-    saved: SavedState
-    ended: EndedTrial | None
-    has_list: bool
-
-
-NOTHING_TOLD = _Told(NO_STATE, SavedState(), None, False)
 
 
 class GuardStage:
@@ -208,7 +171,6 @@ class GuardStage:
         self._given: dict[ServableId, int] = {}  # how many trials have ended for such a load
         self._leaving: set[ServableId] = set()  # versions that are being unloaded
         self._touched: set[str] = set()  # models of which something was heard since the last tick
-        self._told: dict[str, _Told] = {}  # by model; values are replaced, and read without the lock
         self._carrying = threading.Lock()  # serialises what is carried out; no source's lock is held with it
         self._calls: deque[Callable[[], None]] = deque()
 
@@ -266,10 +228,10 @@ class GuardStage:
 
     def view(self, name: str) -> GuardView | None:
         """None for a model without a list."""
-        told = self._told.get(name, NOTHING_TOLD)
-        if not told.has_list:
+        model = self._models.get(name)
+        if model is None or not model.items:
             return None
-        state, since, until, judgement = told.state, None, None, NO_JUDGEMENT
+        state, since, until, judgement = model.told, None, None, NO_JUDGEMENT
         trial = state.running or next(iter(state.trials), None)
         if trial is not None:
             judgement = self._effects.judgement(ServableId(name, trial.new))
@@ -278,41 +240,35 @@ class GuardStage:
             until = since + trial.settings.bake_seconds + LAST_VOTES_SECONDS
         rejected = tuple(state.rejected[version] for version in sorted(state.rejected, reverse=True))
         going_back = state.going_back.to if state.going_back is not None else None
-        return GuardView(name, trial, since, until, judgement, rejected, going_back, told.ended)
+        return GuardView(name, trial, since, until, judgement, rejected, going_back, model.ended)
 
     def rejected(self, name: str) -> Mapping[int, Status]:
         """The versions that the guard keeps from answering: ABORTED, with the reason."""
-        rejected = self._told.get(name, NOTHING_TOLD).state.rejected
+        rejected = self.state(name).rejected
         return {version: Status(StatusCode.ABORTED, rejection.why) for version, rejection in rejected.items()}
 
     def accepts(self, id: ServableId) -> bool:
         """Whether an operator takes the version as it is: its load skips the replay gate."""
-        return id.version in self._told.get(id.name, NOTHING_TOLD).state.ungated
+        return id.version in self.state(id.name).ungated
 
     def state(self, name: str) -> ModelState:
-        """For ``guarded`` elsewhere, as what-if does it."""
-        return self._told.get(name, NOTHING_TOLD).state
+        """As of the last list that went on."""
+        model = self._models.get(name)
+        return NO_STATE if model is None else model.told
 
     # Over a restart.
 
-    def saved(self) -> Mapping[str, SavedState]:
+    def saved(self) -> Mapping[str, ModelState]:
         """What a restart must know, of the models that have anything to remember."""
-        nothing_saved = SavedState()
-        return {name: told.saved for name, told in list(self._told.items()) if told.saved != nothing_saved}
+        found = {name: model.told.remembered for name, model in list(self._models.items())}
+        return {name: state for name, state in found.items() if state != NO_STATE}
 
-    def restore(self, saved: Mapping[str, SavedState]) -> None:
+    def restore(self, saved: Mapping[str, ModelState]) -> None:
         """Before ``observe``. A trial whose version has other files at its first list is forgotten. The source hears of
         rejected versions with the first ``tick``; lists that come before that are guarded all the same."""
-        for name, found in saved.items():
-            armed = {
-                trial.new: Running(trial.new, trial.old, trial.files, Stage.ARMED, 0.0, OFF) for trial in found.trials
-            }
-            rejected = {rejection.version: rejection for rejection in found.rejected}
-            accepted, ungated = dict(found.accepted), frozenset(found.accepted)
-            state = ModelState(armed=armed, rejected=rejected, accepted=accepted, ungated=ungated)
-            model = self._models[name] = _Model(name, state)
-            self._tell_rejected(model)
-            self._tell(model)
+        for name, state in saved.items():
+            self._models[name] = _Model(name, state, state)
+            self._tell_rejected(name, frozenset(), state.rejected.keys())
 
     # Lists.
 
@@ -418,12 +374,9 @@ class GuardStage:
         model = self._models.pop(name, None)
         if model is None:
             return
-        for version in model.rejected:
-            self._effects.hold(ServableId(name, version), False)
+        self._tell_rejected(name, model.told.rejected.keys(), frozenset())
         self._effects.set_trials(name, ())
-        self._told.pop(name, None)
-        self._call(lambda: self._effects.reject(name, frozenset()))
-        if model.saved != SavedState():
+        if model.told.remembered != NO_STATE:
             self._call(self._effects.save)
 
     # Moving on; all of it under the lock.
@@ -465,34 +418,29 @@ class GuardStage:
         except Exception:
             logger.exception("the list of model %s goes on without the guard", model.name)
             model.passed = model.items
-        self._tell(model)
         if (always or _revisions(model.passed) != before) and self._callback is not None:
             self._callback(model.name, model.passed)
 
     def _decide(self, model: _Model, memory_needed: bool) -> Items:
         """The list that goes on. Whatever must be in force before that is."""
-        told = self._told.get(model.name, NOTHING_TOLD)
         self._settle(model, memory_needed)
-        state = model.state
-        self._tell_rejected(model)
-        if state.trials != told.state.trials:
+        told, state = model.told, model.state
+        self._tell_rejected(model.name, told.rejected.keys(), state.rejected.keys())
+        if state.trials != told.trials:
             self._effects.set_trials(model.name, state.trials)
-        if model.saved != told.saved:
+        if state.remembered != told.remembered:
             self._call(self._effects.save)
+        model.told = state
         on_disk = {v: item for v, item in model.unlisted.items() if v not in model.failed or _is_kept(state, v)}
         return guarded(model.items, state, on_disk)
 
-    def _tell_rejected(self, model: _Model) -> None:
+    def _tell_rejected(self, name: str, before: Set[int], now: Set[int]) -> None:
         """The manager hears of rejected versions now, the source soon."""
-        rejected = frozenset(model.state.rejected)
-        if rejected != model.rejected:
-            for version in sorted(rejected ^ model.rejected):
-                self._effects.hold(ServableId(model.name, version), version in rejected)
-            model.rejected = rejected
-            self._call(lambda: self._effects.reject(model.name, rejected))
-
-    def _tell(self, model: _Model) -> None:
-        self._told[model.name] = _Told(model.state, model.saved, model.ended, bool(model.items))
+        for version in sorted(before ^ now):
+            self._effects.hold(ServableId(name, version), version in now)
+        if before != now:
+            rejected = frozenset(now)
+            self._call(lambda: self._effects.reject(name, rejected))
 
     def _settle(self, model: _Model, memory_needed: bool = False) -> None:
         for _ in range(MAX_STEPS):
@@ -536,7 +484,8 @@ class GuardStage:
     # What is done without the lock.
 
     def _restless(self) -> list[str]:
-        return [name for name, told in list(self._told.items()) if told.state.trials or told.state.going_back]
+        models = list(self._models.values())
+        return [model.name for model in models if model.told.trials or model.told.going_back]
 
     def _call(self, call: Callable[[], None]) -> None:
         self._calls.append(call)

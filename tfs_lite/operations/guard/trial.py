@@ -101,9 +101,9 @@ class Running:
     new: int
     old: int
     files: str
-    stage: Stage
-    since: float
-    settings: TrialSettings
+    stage: Stage = Stage.ARMED
+    since: float = 0.0
+    settings: TrialSettings = OFF
     told: bool = False
 
 
@@ -160,9 +160,23 @@ class ModelState:
         return tuple(sorted((*self.armed.values(), *running), key=lambda trial: trial.new, reverse=True))
 
     @property
+    def remembered(self) -> ModelState:
+        """What a restart goes on with. Trials begin anew, and take their settings from the first list."""
+        accepted = {version: self.accepted[version] for version in self.ungated if version in self.accepted}
+        return ModelState(
+            armed={trial.new: Running(trial.new, trial.old, trial.files) for trial in self.trials},
+            rejected=self.rejected,
+            accepted=accepted,
+            ungated=frozenset(accepted),
+        )
+
+    @property
     def at_rest(self) -> bool:
         """Whether lists pass unchanged, and nothing has to be looked at while time passes."""
         return not (self.armed or self.running or self.rejected or self.retries or self.going_back)
+
+
+NO_STATE = ModelState()
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +382,7 @@ def _there(seen: Seen) -> Mapping[int, str]:
 
 def _emptied(state: ModelState) -> Result:
     """The model is not configured, or was unloaded by a call. What is rejected stays so."""
-    kept = ModelState(rejected=state.rejected, accepted=_of(state.ungated, state.accepted), ungated=state.ungated)
+    kept = replace(state.remembered, armed=NOTHING)
     if kept == state:
         return state, ()
     ended = tuple(BakeEnded(trial, Outcome.GONE, "the model was unloaded") for trial in state.trials)
@@ -770,10 +784,6 @@ def _bounded(values: Mapping[int, Any]) -> Mapping[int, Any]:
 
 def _without(values: Mapping[int, Any], version: int) -> Mapping[int, Any]:
     return {other: value for other, value in values.items() if other != version}
-
-
-def _of(versions: Iterable[int], values: Mapping[int, str]) -> Mapping[int, str]:
-    return {version: values[version] for version in versions if version in values}
 
 
 def _so_far(seen: Seen) -> str:

@@ -7,13 +7,14 @@ import pytest
 from tests.support.lifecycle.guard_fixture import BAKE, Files, GuardFixture
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.operations.guard.stage import SavedState, SavedTrial
 from tfs_lite.operations.guard.trial import (
     BakeEnded,
     By,
     Judgement,
     Lifted,
+    ModelState,
     Outcome,
+    Running,
     Stage,
     TakenBack,
     TrialSettings,
@@ -367,7 +368,7 @@ def test_accept_of_a_version_that_was_taken_back_gives_it_no_trial_and_no_gate()
     fixture.rest()
     assert fixture.server.ready("m") == [8]
     assert fixture.stage.accepts(ServableId("m", 8))
-    assert fixture.stage.saved() == {"m": SavedState(accepted={8: "a"})}
+    assert fixture.stage.saved() == {"m": ModelState(accepted={8: "a"}, ungated=frozenset({8}))}
 
 
 def test_retry_loads_a_version_again_whose_load_has_failed() -> None:
@@ -476,7 +477,7 @@ def test_a_rollback_to_a_version_that_is_not_there_is_refused() -> None:
 
 def test_a_trial_begins_anew_after_a_restart() -> None:
     fixture = on_trial()
-    assert fixture.stage.saved() == {"m": SavedState(trials=(SavedTrial(8, "a", 7),))}
+    assert fixture.stage.saved() == {"m": ModelState(armed={8: Running(8, 7, "a")})}
     fixture = fixture.restart()
     fixture.rest()
     assert fixture.server.ready("m") == [7, 8]
