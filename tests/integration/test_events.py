@@ -155,14 +155,14 @@ def test_wrong_questions_are_refused_with_what_is_right(root, query, words):
 def test_the_command_shows_the_story(root, capsys):
     with serving(root, model_name="m", model_base_path=str(root / "m")) as served:
         rest = served.url.removeprefix("http://")
-        assert main(["events", "m", "--rest", rest, "--since", "1h"]) == 0
+        assert main(["events", "m", "--server", rest, "--since", "1h"]) == 0
         shown = capsys.readouterr().out
         assert "m@1  aspired by START" in shown
         assert "m@1  AVAILABLE after " in shown
-        assert main(["events", "--rest", rest, "--kind", "server_started", "--json"]) == 0
+        assert main(["events", "--server", rest, "--kind", "server_started", "--json"]) == 0
         (line,) = capsys.readouterr().out.splitlines()
         assert json.loads(line)["kind"] == "SERVER_STARTED"
-    assert main(["events", "--rest", rest]) == 1
+    assert main(["events", "--server", rest]) == 1
     assert "no server answers" in capsys.readouterr().err
 
 
@@ -215,7 +215,7 @@ def test_following_goes_on_over_a_restart(root, tmp_path, archives):
         seen.extend(lines)
 
     with server:
-        command = [*default_command(), "events", "--follow", "--json", f"--rest=127.0.0.1:{server.http_port}"]
+        command = [*default_command(), "events", "--follow", "--json", f"--server=127.0.0.1:{server.http_port}"]
         following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         reader = threading.Thread(target=read, args=(following.stdout,))
         reader.start()

@@ -117,7 +117,7 @@ class Newcomer:
         if words[0].endswith("tfs-lite") and words[1] == "serve":
             return self._serve(words[2:])
         if self.server is not None and words[0].endswith("tfs-lite") and words[1] in ("status", "explain", "events"):
-            command = f"{command.partition('  #')[0]} --rest=127.0.0.1:{self.server.http_port}"
+            command = f"{command.partition('  #')[0]} --server=127.0.0.1:{self.server.http_port}"
         if self.server is not None and words[0].endswith("tfs-lite") and words[1] == "predict":
             command = f"{command} --server={self.server.target}"
         return self._run("bash", "-euc", re.sub(r"^curl ", "curl --silent --show-error --fail-with-body ", command))

@@ -71,7 +71,7 @@ def token_file(tmp_path: Path) -> Path:
 def commands(server: ManagedServer, config: Path) -> list[list[str]]:
     address, rest = server.served.target, f"127.0.0.1:{server.served.server.rest_api_port}"
     return [
-        ["status", "--rest", rest, "--verbose"],
+        ["status", "--server", rest, "--verbose"],
         ["status", "m", "--server", address],
         ["predict", "m", "--server", address, "--input", "x=[[1, 2, 3]]"],
         ["reload", str(config), "--server", address],
@@ -130,8 +130,9 @@ def test_user_is_told_when_a_token_leaves_the_machine_in_plain_text(
     from tfs_lite.cli.arguments import grpc_client, http_server
 
     monkeypatch.chdir(token_file.parent)
-    given = Namespace(token_file="token", root_certificates=None, client_key=None, client_certificate=None)
-    http_server(address, given)
-    grpc_client(address, 1.0, given).close()
+    for ask in (http_server, lambda address, given: grpc_client(address, 1.0, given).close()):
+        given = Namespace(token_file="token")
+        ask(address, given)
+        ask(address, given)  # the same command line: it is told once
     lines = capsys.readouterr().err.splitlines()
     assert [address in line and "unencrypted" in line for line in lines] == [True] * (2 * warns)
