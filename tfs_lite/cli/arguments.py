@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from tfs_lite.cli.output import UsageError, nearest
+from tfs_lite.cli.output import TOKEN_VARIABLE, UsageError, nearest
 from tfs_lite.core.servable import parse_version
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.bearer import bearer
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TOKEN_VARIABLE = "TFS_LITE_TOKEN_FILE"
 SERVER_VARIABLE = "TFS_LITE_SERVER"
 GRPC_PORT, HTTP_PORT = 8500, 8501
 """The ports of a server that was started without flags for them."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from tfs_lite.cli.arguments import Parser, add_server, ask, positive_seconds
-from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
+from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json, told
 from tfs_lite.cli.views.failures import print_failed_requests, print_last_failed
 from tfs_lite.cli.views.what_if import ANSWER_TIMEOUT, PATH, of_config_file, of_published, show
 from tfs_lite.core.history import parse_time
@@ -176,7 +176,7 @@ def _follow(ask: Callable[[], Tree], question: Question, args: Namespace) -> int
                 if seen != shown:
                     _show(question, answer, args.json)
             except (CliError, ServingError) as error:
-                code, seen = FAILED, str(error)
+                code, seen = FAILED, told(error)
                 if seen != shown:
                     print(seen, flush=True)
             shown = seen

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfs_lite.cli.arguments import Parser, add_server, ask, http_questions, positive_seconds
 from tfs_lite.cli.http import AskedServer
-from tfs_lite.cli.output import DONE, CliError, console, nearest, print_json
+from tfs_lite.cli.output import DONE, CliError, console, nearest, print_json, told
 from tfs_lite.cli.views.batches import NumbersByVersion, read_numbers, verbose_json, verbose_table
 from tfs_lite.cli.views.models import ModelRow, answering, models_json, models_table, read_grpc, read_rest
 from tfs_lite.cli.views.replicas import ReplicasByVersion, read_replicas, replicas_table
@@ -167,7 +167,7 @@ def _fetch(fetch: Fetch) -> ServerView | str:
     try:
         return fetch()
     except (CliError, ServingError) as error:
-        return str(error)
+        return told(error)
 
 
 def _tables(view: ServerView) -> RenderableType:

@@ -75,6 +75,9 @@ def commands(server: ManagedServer, config: Path) -> list[list[str]]:
         ["status", "m", "--server", address],
         ["predict", "m", "--server", address, "--input", "x=[[1, 2, 3]]"],
         ["reload", str(config), "--server", address],
+        ["explain", "m", "--server", rest],
+        ["events", "--server", rest],
+        ["guard", "m", "--server", address],
     ]
 
 
@@ -85,7 +88,7 @@ def config(server: ManagedServer, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(7))
 def test_commands_send_the_token_of_a_file(
     server: ManagedServer,
     config: Path,
@@ -99,6 +102,7 @@ def test_commands_send_the_token_of_a_file(
     assert main(command) == 1
     said = capsys.readouterr()
     assert "_access=token" in said.err
+    assert "give this command --token_file FILE, or set TFS_LITE_TOKEN_FILE in the environment" in said.err
     assert len(said.err.splitlines()) == 1
     assert main([*command, "--token_file", str(token_file)]) == 0
     monkeypatch.setenv("TFS_LITE_TOKEN_FILE", str(token_file))
