@@ -342,11 +342,11 @@ class Client:
             is_over = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED or left() <= _LOOK_SECONDS
             if is_over or not self._waits or _OTHER_PROTOCOL.search(reason):
                 kind = "with TLS" if self._secure else "without TLS"
-                raise ServingError(
-                    StatusCode.UNAVAILABLE,
-                    f"no gRPC server answered at {self._address}{f' within {bound:g} s' if is_over else ''}; is it "
-                    f"running, is this its gRPC port, and does it speak {kind}? ({reason})",
-                ) from failure
+                within = f" within {bound:g} s" if is_over else ""
+                text = f"no gRPC server answered at {self._address}{within}; is it running, is this its gRPC port, and"
+                if _OTHER_PROTOCOL in reason:
+                    text = f"{self._address} does not speak gRPC; is this its gRPC port (--port, 8500 by default), and"
+                raise ServingError(StatusCode.UNAVAILABLE, f"{text} does it speak {kind}? ({reason})") from failure
             self._closed.wait(_LOOK_SECONDS)
         self._connected = True
 
