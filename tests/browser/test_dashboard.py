@@ -185,6 +185,30 @@ def test_models_are_loaded_and_unloaded_by_click_after_a_question(
         seen.wait(lambda: served.server.core.manager.available_versions("ranker") == set(), "it is unloaded")
 
 
+def test_an_older_version_answers_again_by_click_of_those_who_may_and_the_newest_after_undo(
+    viewer: Open, publish: Publish, tmp_path: Path
+) -> None:
+    root = tmp_path / "models"
+    for version in (1, 2):
+        publish(root, "ranker", version)
+    with serving(root, model_repository=str(root)) as served:
+        with viewer(served.url, extra_http_headers={"x-forwarded-for": "203.0.113.7"}) as seen:
+            seen.open("#model=ranker")
+            seen.wait_text("Serving", ".title")
+            assert seen.page.get_by_role("button", name="Go back").count() == 0
+        with viewer(served.url) as seen:
+            seen.open("#model=ranker")
+            seen.page.get_by_role("button", name="Go back to version 1").click()
+            seen.wait_text("no newer version does, until the next push", "dialog")
+            seen.page.locator("dialog").get_by_role("button", name="Go back").click()
+            seen.wait(lambda: seen.page.locator("dialog").count() == 0, "the question is gone")
+            seen.wait(lambda: served.version("ranker") == 1, "version 1 answers")
+            seen.wait_text("version 2 must not answer: rolled back to version 1", ".why")
+            seen.page.get_by_role("button", name="Undo the way back").click()
+            seen.page.locator("dialog").get_by_role("button", name="Undo the way back").click()
+            seen.wait(lambda: served.version("ranker") == 2, "version 2 answers")
+
+
 def test_config_file_models_have_no_buttons(viewer: Open, publish: Publish, tmp_path: Path) -> None:
     """There is nothing to press where versions follow the disk."""
     publish(tmp_path, "ranker", 1)

@@ -27,9 +27,9 @@ from tfs_lite.config.model_server import ModelServerConfig, from_proto
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import JudgesCalls, PredictCall, Traits
-from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.state import ReplicaReport
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.requests import RequestMetrics

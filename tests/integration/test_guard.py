@@ -15,12 +15,15 @@ import pytest
 from tests.support.servers.in_process import TIMEOUT, ServerFixture, config_text, entry, serving
 from tests.support.servers.models import write_python_version
 from tests.support.servers.process import wait_until
+from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.operations.guard.feature import Guard
 from tfs_lite.operations.guard.stage import GuardView
 from tfs_lite.operations.guard.trial import Command, Outcome, Verb
+from tfs_lite.operations.what_if.feature import Forecasts
+from tfs_lite.operations.what_if.forecast import Fate
 
 AVAILABLE, END = VersionState.AVAILABLE, VersionState.END
 GOOD = """
@@ -74,12 +77,14 @@ class Guarded:
         wait_until(lambda: self.served.states() == expected, f"{expected}, not {self.served.states()}", TIMEOUT)
 
 
-def put(root: Path, version: int, source: str = GOOD, model: str = "m") -> None:
-    """Publishes a version in one step, as ``tfs-lite publish`` does."""
+def put(root: Path, version: int, source: str = GOOD, config: str = "") -> None:
+    """Publishes a version in one step, as ``tfs-lite publish`` does. ``config``: more of its config."""
     staged = root / "staged"
     shutil.rmtree(staged, ignore_errors=True)
     directory = write_python_version(staged, version, source.format(version) if source is GOOD else source)
-    publish(str(directory), str(root / model), version)
+    with (directory / "config.pbtxt").open("a") as file:
+        file.write(config)
+    publish(str(directory), str(root / "m"), version)
 
 
 @contextlib.contextmanager
@@ -128,6 +133,37 @@ def test_version_that_always_fails_is_taken_back_and_no_client_meets_it(tmp_path
         assert found.served.version() == 3
 
 
+BAKE = 'parameters {{ key: "guard.bake_seconds" value {{ string_value: "{}" }} }}'
+
+
+def test_trial_has_the_settings_of_the_load_of_the_new_version(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    with guarded(tmp_path, bake_seconds=None) as found:
+        put(tmp_path, 2)
+        found.wait_states(v1=END, v2=AVAILABLE)
+        put(tmp_path, 3, config=f"{BAKE.format(70)}\nretry_lost_batches: false")
+        found.wait_trial(3, 2)
+        trial = found.view().trial
+        assert trial is not None
+        assert (trial.settings.bake_seconds, trial.settings.repeats) == (70, False)
+        assert found.served.server.core.features.trials["m"][3].may_shield is False
+        put(tmp_path, 4, config=BAKE.format(0))
+        found.wait_states(v1=END, v2=END, v3=END, v4=AVAILABLE)
+        assert (found.trial(), dict(found.served.server.core.features.trials)) == (None, {})
+
+
+def test_where_the_old_version_goes_first_there_is_no_trial_and_the_log_says_so(tmp_path: Path, caplog) -> None:
+    put(tmp_path, 1)
+    with guarded(tmp_path, bake_seconds=None, aspired_version_policy="resource") as found:
+        put(tmp_path, 2, config=BAKE.format(70))
+        found.wait_states(v1=END, v2=AVAILABLE)
+        assert found.trial() is None
+        found.say(Verb.ROLLBACK)
+        found.wait_answer(1)
+        found.wait_states(v1=AVAILABLE, v2=END)
+    assert "its guard.bake_seconds is ignored" in caplog.text
+
+
 def test_rollback_outlasts_a_restart_and_the_next_push_undoes_it(tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     for version in (1, 2, 3):
@@ -136,7 +172,7 @@ def test_rollback_outlasts_a_restart_and_the_next_push_undoes_it(tmp_path: Path)
         found.say(Verb.ROLLBACK, 2)
         found.wait_answer(2)
         found.wait_states(v2=AVAILABLE, v3=END)
-        assert found.served.status()[3].status.message.startswith("rolled back to version 2, a test")
+        assert found.served.status()[3].status.message.startswith("rolled back to version 2 by a test")
         assert os.stat(f"{state}/guard.json").st_mode & 0o777 == 0o600
     with guarded(tmp_path, bake_seconds=None, state_directory=state) as found:
         assert found.served.version() == 2
@@ -149,6 +185,18 @@ def test_rollback_outlasts_a_restart_and_the_next_push_undoes_it(tmp_path: Path)
         found.wait_answer(2)
         put(tmp_path, 4)
         found.wait_answer(4)
+
+
+def test_rollback_to_a_copied_version_whose_digests_nobody_has_checked(tmp_path: Path) -> None:
+    for version in (1, 2):
+        put(tmp_path / "elsewhere", version)
+    shutil.copytree(tmp_path / "elsewhere" / "m" / "2", tmp_path / "m" / "2")
+    with guarded(tmp_path, bake_seconds=None) as found:
+        assert found.served.version() == 2
+        shutil.copytree(tmp_path / "elsewhere" / "m" / "1", tmp_path / "m" / "1")
+        found.say(Verb.ROLLBACK)
+        found.wait_answer(1)
+        found.wait_states(v1=AVAILABLE, v2=END)
 
 
 def test_rollback_below_a_corrupt_newest_version(tmp_path: Path) -> None:
@@ -281,3 +329,23 @@ def test_rollback_in_the_mode_explicit_outlasts_a_restart_and_a_load_call_undoes
         assert found.served.version() == 1
         load(found)
         assert found.served.version() == 2
+
+
+def test_forecast_of_a_reload_knows_what_was_taken_back_and_what_is_kept(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    two = "model_version_policy { latest { num_versions: 2 } }"
+    with guarded(tmp_path) as found:
+        put(tmp_path, 2)
+        found.wait_trial(2, 1)
+        config = parse_model_server_config(config_text(tmp_path, entry("m", two)), "two")
+        forecasts = found.served.server.core.find(Forecasts)
+        assert forecasts is not None
+
+        def fates() -> dict[int, Fate]:
+            (model,) = forecasts.config(config).models
+            return {version.version: version.fate for version in model.versions}
+
+        assert fates() == {2: Fate.STAY, 1: Fate.STAY}
+        found.say(Verb.UNDO)
+        found.wait_states(v1=AVAILABLE, v2=END)
+        assert fates() == {1: Fate.STAY}

@@ -31,8 +31,6 @@ BIN = Path(sys.executable).parent
 FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
 FILE = re.compile(r"# ((?:\w+/)*[\w.]+\.(?:py|yaml|pbtxt|config))(?::.*)?\n")
 """The first line of a block that is a file."""
-ASKS_HTTP = re.compile(r"tfs-lite (?:status|explain|events|rollback|guard)\b")
-ASKS_GRPC = re.compile(r"tfs-lite (?:predict|reload)\b")
 PORTS = ("--port=8500", "--rest_api_port=8501")
 PATIENCE = 120.0
 
@@ -119,9 +117,6 @@ class Newcomer:
             return self._installs(words)
         if words[0].endswith("tfs-lite") and words[1] == "serve":
             return self._serve(words[2:])
-        if self.server is not None:
-            command = ASKS_HTTP.sub(rf"\g<0> --rest=127.0.0.1:{self.server.http_port}", command)
-            command = ASKS_GRPC.sub(rf"\g<0> --server={self.server.target}", command)
         return self._run("bash", "-euc", re.sub(r"^curl ", "curl --silent --show-error --fail-with-body ", command))
 
     def _serve(self, flags: list[str]) -> str:
@@ -132,6 +127,8 @@ class Newcomer:
 
     def _run(self, *command: str) -> str:
         env = {**os.environ, **self.env, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        if self.server is not None:
+            env["TFS_LITE_SERVER"] = self.server.target
         done = subprocess.run(
             [self._with_ports(word) for word in command],
             cwd=self.directory,

@@ -134,6 +134,16 @@ def test_a_version_that_one_server_cannot_load_moves_nothing(three: ServersFixtu
     assert three.available()[1] == {1}
 
 
+def test_a_version_that_was_rolled_back_moves_nothing_and_says_why(three: ServersFixture, capsys: Captured) -> None:
+    carried_out(three.rollout(stable=2))
+    three.all[1].client.rollback("m", 1)
+    assert main(["rollout", three.file(stable=2, canary=2), three.addresses(), "--json"]) == 1
+    shown = printed(capsys)
+    reasons = [each["reason"] for each in shown["servers"]]
+    assert [bool(reason) for reason in reasons] == [False, True, False]
+    assert "rolled back to version 1" in reasons[1]
+
+
 def test_people_read_which_server_failed_and_what_is_to_be_done(three: ServersFixture, capsys: Captured) -> None:
     assert main(["rollout", three.file(stable=3), three.addresses()]) == 1
     captured = capsys.readouterr()

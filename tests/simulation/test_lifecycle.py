@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import pytest
 from hypothesis import strategies as st
@@ -89,6 +89,7 @@ class Lifecycle(CountedMachine):
     """One rule per thing that can happen to a server."""
 
     policy = "availability"
+    made: ClassVar[type[Simulation]] = Simulation
     simulation: Simulation
 
     @initialize(
@@ -100,7 +101,7 @@ class Lifecycle(CountedMachine):
         """Two models, with these versions loaded already."""
         options = SimulationOptions(self.policy, quiet, retry)
         servables = {name: (ServableToMonitor(name, BASES[i], LatestPolicy(2)), 0) for i, name in enumerate(NAMES[:2])}
-        self.simulation = Simulation(options, servables)
+        self.simulation = self.made(options, servables)
         self.store = self.simulation.store
         for version in sorted(versions):
             self.store.push(BASES[0], version, HEALTHY, Arrival.RENAMED)

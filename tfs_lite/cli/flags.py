@@ -162,7 +162,7 @@ FLAGS: tuple[Flag, ...] = (
         "bake_seconds",
         _INT,
         0,
-        "trial of a new version: the old one stays in memory and answers what fails; 60 to 86400; 0: none",
+        "trial of a new version: the old one stays and answers what fails; 60 to 86400; 0: none",
         minimum=0,
         maximum=86400,
     ),

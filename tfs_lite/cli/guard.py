@@ -12,13 +12,17 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, http_server, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_server, ask, positive_seconds
 from tfs_lite.cli.explain import Question, read_question
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 from tfs_lite.core.status import ServingError
+
+if TYPE_CHECKING:
+    from tfs_lite.cli.http import AskedServer
+    from tfs_lite.client import Client
 
 Tree: TypeAlias = dict[str, Any]
 ANSWER_TIMEOUT = 30.0
@@ -103,7 +107,9 @@ def _trial(rollout: Tree) -> str:
     )
     if run_ms["new"] is not None:
         text += f"; a run takes {run_ms['new']:.3g} ms"
-        text += f", of version {rollout['over']} {run_ms['old']:.3g} ms" if run_ms["old"] is not None else ""
+        if run_ms["old"]:
+            times = run_ms["new"] / run_ms["old"]
+            text += f", {times:.2g} times the {run_ms['old']:.3g} ms of version {rollout['over']}"
     return text
 
 
@@ -151,15 +157,14 @@ def judged(answer: Tree, version: int) -> tuple[int | None, str]:
     line = next((line for line in answer["versions"] if line["version"] == version), None)
     if rollout.get("version") == version or line is None:
         return None, ""
-    ended = rollout.get("ended")
     if line["verdict"] in _IN_VAIN:
         return FAILED, f"~{line['sentence']}; {now}"
-    if ended is not None and ended["version"] == version:
-        code = DONE if ended["outcome"] in _STAYS else FAILED
-        return code, f"the trial of version {version} is over: {ended['text']}; {now}"
+    ended = rollout.get("ended") or {}
+    outcome = ended.get("outcome", "") if ended.get("version") == version else ""
+    over = f"the trial of version {version} is over: {ended.get('text')}; {now}"
     if line["verdict"] == "SERVING":
-        return DONE, f"~version {version} answers, and is not on trial"
-    return None, ""
+        return DONE, over if outcome in _STAYS else f"~version {version} answers, and is not on trial"
+    return (FAILED, over) if outcome == "GONE" else (None, "")
 
 
 def _end(args: Namespace, model: str, code: int, text: str, answer: Tree) -> int:
@@ -173,35 +178,22 @@ def _end(args: Namespace, model: str, code: int, text: str, answer: Tree) -> int
 # What ``rollback`` has in common with it.
 
 
-def add_server(parser: Parser) -> None:
-    """Adds the options that say which server is asked, and how."""
-    parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
-    parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead")
-    add_credentials(parser)
-    add_waiting(parser)
-
-
 def command(args: Namespace, model: str, action: str, version: int | None = None) -> Tree:
     """Has the server carry an action out; returns how the model stands then. Raises CliError."""
-    if args.server:
-        with grpc_client(args.server, ANSWER_TIMEOUT, args) as client:
-            return _plainly(lambda: client.guard(model, action, version=version))
     asked = {"action": action} if version is None else {"action": action, "version": version}
-    server = http_server(args.rest, args, ANSWER_TIMEOUT)
-    return dict(server.json(f"/v1/models/{quote(model, safe='')}:guard", asked))
+    path = f"/v1/models/{quote(model, safe='')}:guard"
+    return _ask(args, lambda server: server.json(path, asked), lambda client: client.guard(model, **asked))
 
 
 def explained(args: Namespace, model: str, version: int | None = None) -> Tree:
     """The explanation of the model or its version. Raises CliError."""
-    if args.server:
-        with grpc_client(args.server, ANSWER_TIMEOUT, args) as client:
-            return _plainly(lambda: client.explain(model, version=version))
-    return dict(http_server(args.rest, args, ANSWER_TIMEOUT).json(Question(model, version).path))
+    path = Question(model, version).path
+    return _ask(args, lambda server: server.json(path), lambda client: client.explain(model, version=version))
 
 
-def _plainly(ask: Callable[[], Tree]) -> Tree:
+def _ask(args: Namespace, over_http: Callable[[AskedServer], Tree], over_grpc: Callable[[Client], Tree]) -> Tree:
     try:
-        return ask()
+        return ask(args, over_http, over_grpc, ANSWER_TIMEOUT)
     except ServingError as error:
         raise CliError(str(error), error.code.name) from None
 

@@ -10,14 +10,14 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 
-from tfs_lite.cli.arguments import Parser, positive_seconds, version_number
+from tfs_lite.cli.arguments import Parser, add_server, positive_seconds, version_number
 from tfs_lite.cli.explain import read_question
-from tfs_lite.cli.guard import Tree, add_server, command, explained, looks
+from tfs_lite.cli.guard import Tree, command, explained, looks
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 
-SETTLED_SECONDS = 1.0
-"""The seconds for which a version must have failed, before the command gives up: it may be loaded again."""
-_IN_VAIN = ("FAILED", "REFUSED", "HELD_BACK", "NOT_ON_DISK", "NOT_CONFIGURED")
+SETTLED_SECONDS = 2.0
+"""The seconds for which a version must have failed before the command gives up: it may be loaded again."""
+_IN_VAIN = ("FAILED", "REFUSED", "REJECTED", "HELD_BACK", "NOT_ON_DISK", "NOT_CONFIGURED", "NOT_WANTED", "ENDED")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -47,7 +47,7 @@ def _go_back(args: Namespace, model: str, to: int | None) -> int:
     answer = _wait(args, model, to, begun)
     rollout = answer["rollout"]
     back = [each["version"] for each in rollout["rejected"] if each["version"] > to]
-    text = f"model {model}: version {to} answers now, after {time.monotonic() - begun:.1f} s"
+    text = f"model {model}: version {to} answers now, after {time.monotonic() - begun:.2f} s"
     if back:
         text += f"; {numbers(back)} must not, until the next push or tfs-lite rollback {model} --undo"
     if not rollout["remembered"]:
@@ -63,7 +63,7 @@ def _undo(args: Namespace, model: str) -> int:
     if newest is None:
         return _say(args, f"model {model}: the way back was given up; {_why(args, model)}", explained(args, model))
     answer = _wait(args, model, newest, begun)
-    after = f"after {time.monotonic() - begun:.1f} s"
+    after = f"after {time.monotonic() - begun:.2f} s"
     return _say(args, f"model {model}: the rollback is undone; version {newest} answers now, {after}", answer)
 
 
@@ -104,14 +104,20 @@ def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
         waits = answer["rollout"] is not None and answer["rollout"]["going_back"] == version
         if waits or line is None or line["verdict"] not in _IN_VAIN:
             failed_since = None
-        elif failed_since is None:
-            failed_since = time.monotonic()
+            continue
+        failed_since = failed_since or time.monotonic()
+        failed = [each for each in answer["events"] if each["version"] == version][-1:]
+        if failed and failed[0]["kind"] == "WAY_BACK_FAILED":
+            why = f"version {version} {failed[0]['text']}"
         elif time.monotonic() - failed_since >= SETTLED_SECONDS:
-            others = ", ".join(f"version {each}" for each in sorted(now)) or "no version"
-            raise CliError(
-                f"model {model}: {line['sentence']}; {others} answers now. There are versions "
-                f"{versions_text(answer)}: go back to another one with tfs-lite rollback {model} --to VERSION"
-            )
+            why = line["sentence"]
+        else:
+            continue
+        others = ", ".join(f"version {each}" for each in sorted(now)) or "no version"
+        raise CliError(
+            f"model {model}: {why}; {others} answers now. There are versions {versions_text(answer)}: go back to "
+            f"another one with tfs-lite rollback {model} --to VERSION"
+        )
     raise CliError(
         f"model {model}: version {version} does not answer after {time.monotonic() - begun:.0f} s, and is still on its "
         f"way: {answer['sentence']}. tfs-lite explain {model}@{version} says what it waits for",

@@ -35,9 +35,8 @@ from tfs_lite.config.replicas import ClusterOptions, ReplicaOptions
 from tfs_lite.config.server_files import read_ssl_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.executor import PoolExecutor, Task
-from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import DOES_NOT_ANSWER, ServableId
-from tfs_lite.core.state import ManagerState
+from tfs_lite.core.state import ManagerState, ReplicaReport
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, failed_precondition, status_of
 from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, LoadGivenUp, ModelGone, StateChanged, WorkerChanged

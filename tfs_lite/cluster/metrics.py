@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ReplicaReport
 from tfs_lite.metrics.batches import SECONDS
-from tfs_lite.metrics.series import CounterSeries, GoneVersions, Guard, HistogramSeries, SeriesCollector, add_one
+from tfs_lite.metrics.series import CounterSeries, GoneVersions, HistogramSeries, SeriesCollector, SeriesLock, add_one
 
 STATES = ("placing", "opening", "ready", "lost", "draining")
 START_SECONDS = (0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 100.0, 300.0, 1000.0)
@@ -41,7 +41,7 @@ class ReplicaMetrics:
     """Counts what happens to replicas."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._guard = guard = Guard()
+        self._guard = guard = SeriesLock()
         self._losses = CounterSeries(
             guard, "tfs_lite_replica_losses", "Replicas that were lost, by what ended them.", (*_VERSION, "cause")
         )

@@ -1,9 +1,9 @@
 """Values and contracts that every room shares.
 
-    servable, state, status      which version; its state; codes and the one error type
+    servable, state, status      which version; its state and its replicas; codes and the one error type
     source, loader, handle       the contracts of the lifecycle
     model, generation, signature   the contracts of the data plane: models, servables, calls, texts, what a model takes
-    replicas                     what is known of a version's replicas
+    trial                        a version on trial, and what the end of a request says about it
     resources                    quantities of memory, and their arithmetic
     manifest, publish            a version on disk: which files count, their state; putting one there in one step
     request_context             who asks, under which id, as a part of which trace

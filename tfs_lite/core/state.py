@@ -1,4 +1,4 @@
-"""The states of a version as a manager reports them.
+"""The states of a version as a manager reports them, and of its replicas as the server does.
 
     Start -> Loading -> Available -> Unloading -> End
 
@@ -45,3 +45,29 @@ class TimedState:
 
     state: ServableState
     time: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One place of a version, and the replica in it. ``name`` is the replica's; ``node`` the host's name, empty while
+    it has none; ``since`` is when it came into this state, in seconds since 1970; ``ongoing`` how many batches it had
+    when it answered last; ``restarts`` how many replicas the place has lost; ``reason`` why it is not ready, or why the
+    last one was lost."""
+
+    name: str
+    state: str
+    since: float
+    node: str = ""
+    pid: int | None = None
+    ongoing: int | None = None
+    restarts: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """The replicas of one version. ``summary`` is for people: ``2/3 up, 1 starting: signal 9``."""
+
+    id: ServableId
+    summary: str
+    replicas: tuple[ReplicaStatus, ...]

@@ -44,14 +44,14 @@ def check_labels(
                     f'Request to assign label "{label}" to version {version} of model "{model}", '
                     f"which must not answer: {why.message}; to load it again: tfs-lite guard retry {model}@{version}"
                 )
-            is_new = label not in known
-            if version in brought(model) or (allow_unavailable and is_new) or is_available(ServableId(model, version)):
+            is_accepted = is_available(ServableId(model, version)) or (allow_unavailable and label not in known)
+            if is_accepted or version in brought(model):
                 continue
             raise failed_precondition(
                 f'Request to assign label "{label}" to version {version} of model "{model}", '
-                "which is not currently available for inference; if there is such a version on disk, the same config "
-                f"can load it and then move the label: model_version_policy {{ specific {{ versions: {version} }} }}, "
-                "with every other version that is to stay"
+                "which is not currently available for inference; if its files are complete, the same config can load "
+                f"it and then move the label: model_version_policy {{ specific {{ versions: {version} }} }}, with "
+                "every other version that is to stay"
             )
 
 

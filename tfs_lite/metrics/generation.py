@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from tfs_lite.core.generation import EngineState, StepReport, TextReport
 from tfs_lite.core.servable import ServableId
 from tfs_lite.metrics.batches import NUMBERS
-from tfs_lite.metrics.series import CounterSeries, GoneVersions, Guard, HistogramSeries, SeriesCollector, add_one
+from tfs_lite.metrics.series import CounterSeries, GoneVersions, HistogramSeries, SeriesCollector, SeriesLock, add_one
 
 STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TEXT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
@@ -57,7 +57,7 @@ class GenerationMetrics:
     """Counts generated texts and tokens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._guard = guard = Guard()
+        self._guard = guard = SeriesLock()
         self._first = self._histogram(
             "time_to_first_token_seconds", "Seconds from the submission of a text to its first token.", TEXT_SECONDS
         )

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms that are cheap to count and are written out when a page is requested.
 
-    Guard      one lock for the cells of many metrics, so that one acquisition covers everything that is counted
-    Cells      a metric's cells by label values; frequent callers cache cells and check ``Guard.dropped``
+    SeriesLock      one lock for the cells of many metrics, so that one acquisition covers everything that is counted
+    Cells      a metric's cells by label values; frequent callers cache cells and check ``SeriesLock.dropped``
     *Series    cells as metrics of prometheus_client
 
 A cell is a list: one number, or a histogram's counts (one for each limit, one beyond the last) followed by their sum.
@@ -34,7 +34,7 @@ KEPT_VERSIONS = 8
 
 
 @dataclass(slots=True)
-class Guard:
+class SeriesLock:
     """``lock`` guards the cells of every metric made with this guard, and ``dropped``, the number of dropped cells. A
     cached cell is valid while that number stays the same.
 
@@ -65,7 +65,7 @@ class Cells:
     """The cells of one metric. Every method is called under the guard's lock. ``most`` bounds the cells, and the oldest
     is dropped first; 0: no bound."""
 
-    def __init__(self, guard: Guard, labels: Sequence[str], limits: Sequence[float] = (), most: int = 0) -> None:
+    def __init__(self, guard: SeriesLock, labels: Sequence[str], limits: Sequence[float] = (), most: int = 0) -> None:
         self.guard = guard
         self.labels = tuple(labels)
         self.limits = tuple(limits)
@@ -124,7 +124,13 @@ class Series(Cells):
     """A metric of prometheus_client: a name, a help text, and samples."""
 
     def __init__(
-        self, guard: Guard, name: str, text: str, labels: Sequence[str], limits: Sequence[float] = (), most: int = 0
+        self,
+        guard: SeriesLock,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        limits: Sequence[float] = (),
+        most: int = 0,
     ) -> None:
         super().__init__(guard, labels, limits, most)
         self._name = name
@@ -161,7 +167,7 @@ class CounterSeries(Series):
 class LengthSeries(Series):
     """A gauge whose value is the length of the cell. Appending and popping need no lock."""
 
-    def __init__(self, guard: Guard, name: str, text: str, labels: Sequence[str]) -> None:
+    def __init__(self, guard: SeriesLock, name: str, text: str, labels: Sequence[str]) -> None:
         super().__init__(guard, name, text, labels)
         self._empty = []
 
@@ -176,7 +182,7 @@ class HistogramSeries(Series):
     """Counts by inclusive upper limit. Each bucket may have an exemplar: the trace of one request in it."""
 
     def __init__(
-        self, guard: Guard, name: str, text: str, labels: Sequence[str], limits: Sequence[float], most: int = 0
+        self, guard: SeriesLock, name: str, text: str, labels: Sequence[str], limits: Sequence[float], most: int = 0
     ) -> None:
         super().__init__(guard, name, text, labels, limits, most)
         self._exemplars: dict[Labels, tuple[Exemplar | None, ...]] = {}  # read without the lock, replaced whole
@@ -212,7 +218,7 @@ class HistogramSeries(Series):
 class SeriesCollector(Collector):
     """Copies the cells under the lock and writes them out without it."""
 
-    def __init__(self, guard: Guard, series: Sequence[Series]) -> None:
+    def __init__(self, guard: SeriesLock, series: Sequence[Series]) -> None:
         self._guard = guard
         self._series = tuple(series)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.metrics.series import Cell, Guard, add_sorted
+from tfs_lite.metrics.series import Cell, SeriesLock, add_sorted
 from tfs_lite.metrics.tensorflow_text import RawCounter, RawHistogram, RawMetric, exponential_buckets
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
@@ -45,7 +45,7 @@ class TensorflowMetrics:
     what is counted for each run of a model. Any thread; methods that need a lock say so."""
 
     def __init__(self) -> None:
-        self.requests, self.batches = Guard(), Guard()
+        self.requests, self.batches = SeriesLock(), SeriesLock()
         self._requests = RawCounter(
             f"{PREFIX}request_count",
             "Requests answered, by model and status; of gRPC, those to Predict, Classify and Regress.",

@@ -10,7 +10,7 @@ import bisect
 import re
 from collections.abc import Iterator, Sequence
 
-from tfs_lite.metrics.series import Cell, Cells, Guard, Labels
+from tfs_lite.metrics.series import Cell, Cells, Labels, SeriesLock
 
 _NAME = re.compile(r"[^a-zA-Z0-9_]")
 MAX_CELLS = 1000
@@ -29,11 +29,16 @@ class RawMetric:
     kind = ""
 
     def __init__(
-        self, name: str, text: str, labels: Sequence[str] = (), limits: Sequence[float] = (), guard: Guard | None = None
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str] = (),
+        limits: Sequence[float] = (),
+        guard: SeriesLock | None = None,
     ) -> None:
         self._name = _NAME.sub(":", name)
         self._text = text
-        self._guard = guard or Guard()
+        self._guard = guard or SeriesLock()
         self.cells = Cells(self._guard, labels, limits, MAX_CELLS)
 
     def forget(self, label: str, value: str) -> None:
@@ -73,7 +78,7 @@ class RawCounter(RawMetric):
 
     kind = "counter"
 
-    def __init__(self, name: str, text: str, labels: Sequence[str] = (), guard: Guard | None = None) -> None:
+    def __init__(self, name: str, text: str, labels: Sequence[str] = (), guard: SeriesLock | None = None) -> None:
         super().__init__(name, text, labels, guard=guard)
 
     def add(self, labels: Labels = (), number: int = 1) -> None:

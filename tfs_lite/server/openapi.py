@@ -57,7 +57,10 @@ _PAGES: Mapping[str, Tree] = {
 def document(apis: Sequence[Api[Any]]) -> bytes:
     """The whole description of these APIs, as JSON."""
     routes = [route for api in apis for route in api.routes()]
-    paths = {route.path: _path(route, route.about) for route in routes if route.about is not None}
+    paths: dict[str, Tree] = {}
+    for route in routes:
+        if route.about is not None:
+            paths[route.path] = paths.get(route.path, {}) | _path(route, route.about)
     schemas = _schemas() | {name: schema for api in apis for name, schema in api.schemas().items()}
     return orjson.dumps(
         {

@@ -21,9 +21,9 @@ from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import OnBatch, OnCall
-from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
+from tfs_lite.core.state import ReplicaReport
 from tfs_lite.core.status import OK, ServingError, Status, failed_precondition
 from tfs_lite.core.threads import JOIN_SECONDS, all_within, is_users
 from tfs_lite.core.trial import NO_TRIALS, Trials

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -311,11 +311,18 @@ class Reloader:
             first_config=self._config is None,
         )
 
-    def _brought(self, config: ModelServerConfig, name: str) -> frozenset[int]:
-        """The versions that the config names for the model by number, and that are on disk."""
-        policies, found = (scan_policy(m) for m in config.models if m.name == name), self._sources.found(name)
-        named = {version for policy in policies if isinstance(policy, SpecificPolicy) for version in policy.versions}
-        return found.versions & named if found is not None else frozenset()
+    def _brought(self, config: ModelServerConfig, name: str) -> Set[int]:
+        """The versions that the config names for the model by number, and that will be loaded: they are complete, or
+        at a URL, from which they come."""
+        model = next(model for model in config.models if model.name == name)
+        policy, found = scan_policy(model), self._sources.found(name)
+        if not isinstance(policy, SpecificPolicy) or found is None:
+            return frozenset()
+        if is_url(model.base_path):
+            return found.versions & set(policy.versions)
+        alone = config.only(model)
+        look = self._disk_calls.call("what the config names", lambda: self._sources.look_ahead(alone)[name])
+        return {item.id.version for item in look.aspired or ()} & set(policy.versions)
 
     def _loaded_platforms(self) -> Mapping[str, str]:
         """The platforms of the loaded models, by model."""

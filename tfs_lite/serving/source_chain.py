@@ -21,7 +21,7 @@ from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adap
 from tfs_lite.adapters.replay.gate import ReplayGate
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.model_server import All, ModelConfig, ModelConfigList, ModelServerConfig, VersionPolicy
+from tfs_lite.config.model_server import All, ModelConfig, ModelServerConfig, VersionPolicy
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
@@ -238,13 +238,16 @@ class SourceChain:
         return self._remote.found(name) or self._source.found(name)
 
     def complete(self, name: str) -> Mapping[int, ServableData[StoragePath]] | None:
-        """Every version of the model that is complete, wanted or not, as its source would offer it. None where that
-        cannot be told: its disk does not answer, its base path is empty, or versions come by calls. Asks the disk."""
+        """Every version of the model that is complete, wanted or not, as its source would offer it; also one whose
+        digests are not checked yet, because nothing has wanted it. None where that cannot be told: its disk does not
+        answer, its base path is empty, or versions come by calls. Asks the disk."""
         model = self._configs.get(name)
         if model is None or isinstance(self._source, ExplicitSource) or name in self.hanging():
             return None
         every = model.model_copy(update={"model_version_policy": VersionPolicy(all=All())})
-        found = self.look_ahead(ModelServerConfig(model_config_list=ModelConfigList(config=(every,))))
+        config, options = self._config.only(every), self._options
+        found = self._source.look_ahead(source_config(config, options), takes_unchecked=True)
+        found |= self._remote.look_ahead(remote_config(config, options))
         aspired = found[name].aspired if name in found else None
         return None if aspired is None else {item.id.version: item for item in aspired}
 

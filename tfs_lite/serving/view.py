@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import Servable
-from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import DOES_NOT_ANSWER, ModelRef, ServableId, VersionState, VersionStatus
-from tfs_lite.core.state import ManagerState, TimedState
+from tfs_lite.core.state import ManagerState, ReplicaReport, TimedState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, not_found
 from tfs_lite.managers.harness import step_of
 from tfs_lite.metrics.batches import WorkerState

@@ -279,12 +279,18 @@ class FileSystemStoragePathSource:
         self._executor.run_pending()
 
     def look_ahead(
-        self, config: SourceConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
+        self,
+        config: SourceConfig,
+        disk: Disk | None = None,
+        outcomes: Mapping[ServableId, bool] = NOTHING_ENDS,
+        *,
+        takes_unchecked: bool = False,
     ) -> dict[str, Look]:
         """The findings, by name, that a poll for ``config`` would have now, if the ``outcomes`` were that versions had
         become available (True) or had failed (False). It emits nothing, hashes nothing, and the polls do not remember
-        it. ``disk`` may stand in for the source's own. A stream that hangs is not looked at."""
-        inspector = self._inspector.copy(disk or self._disk)
+        it. ``disk`` may stand in for the source's own. A stream that hangs is not looked at. ``takes_unchecked``: see
+        :meth:`VersionInspector.copy`."""
+        inspector = self._inspector.copy(disk or self._disk, takes_unchecked=takes_unchecked)
         with self._lock:
             streams, rejected = dict(self._streams), dict(self._rejected)
         looks, now = dict[str, Look](), self._clock.monotonic()

@@ -100,6 +100,7 @@ class VersionInspector:
         self._executor = executor
         self._on_progress = on_progress
         self._trusts_stamps = trusts_stamps
+        self._takes_unchecked = False
         self._configs = BaseConfigs(disk)
         self._lock = threading.Lock()  # guards the three below
         self._records: dict[str, _Record] = {}  # by path
@@ -138,10 +139,12 @@ class VersionInspector:
         """Seconds since 1970."""
         return self._clock.time()
 
-    def copy(self, disk: Disk) -> VersionInspector:
+    def copy(self, disk: Disk, *, takes_unchecked: bool = False) -> VersionInspector:
         """Another inspector that knows what this one knows, for a look that is to have no effects: it hashes nothing,
-        and what it finds out is not known here."""
+        and what it finds out is not known here. ``takes_unchecked``: files on this machine that nobody has hashed yet
+        are taken to be those of the manifest, if they have its sizes."""
         other = VersionInspector(disk, self._clock, PoolExecutor("tfs-look", 0))
+        other._takes_unchecked = takes_unchecked
         with self._lock:
             other._records = {path: replace(record) for path, record in self._records.items()}
             other._lags, other._checks = dict(self._lags), {key: replace(c) for key, c in self._checks.items()}
@@ -284,6 +287,8 @@ class VersionInspector:
                 check = self._checks[key] = _Check(self._clock.monotonic(), before=before)
             result = check.result
             check.was_told = isinstance(result, OSError)
+        if result is None and self._takes_unchecked and not self._disk.fetches:
+            return ""
         if is_new:
             self._executor.submit(self._check_task(key, check, tree, record.evidence.manifest))
         if isinstance(result, OSError):

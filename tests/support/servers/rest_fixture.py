@@ -26,9 +26,9 @@ from tests.support.servers.process import wait_until
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import JudgesCalls, Model, PredictCall, Traits
-from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.state import ReplicaReport
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.request_records import RequestRecord

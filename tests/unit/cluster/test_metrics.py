@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.cluster.metrics import ClusterCollector, ClusterReport, ReplicaMetrics
-from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ReplicaReport, ReplicaStatus
 
 M1, M2 = ServableId("m", 1), ServableId("m", 2)
 

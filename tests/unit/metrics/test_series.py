@@ -19,10 +19,10 @@ from prometheus_client import (
 from tfs_lite.metrics.series import (
     Cells,
     CounterSeries,
-    Guard,
     HistogramSeries,
     LengthSeries,
     SeriesCollector,
+    SeriesLock,
     add_sorted,
 )
 
@@ -37,7 +37,7 @@ def page(registry: CollectorRegistry) -> str:
 
 
 def ours() -> CollectorRegistry:
-    guard, registry = Guard(), CollectorRegistry()
+    guard, registry = SeriesLock(), CollectorRegistry()
     counter = CounterSeries(guard, "a_requests", "Requests.", ("model", "code"))
     histogram = HistogramSeries(guard, "a_seconds", "Times.", MODEL, LIMITS)
     gauge = LengthSeries(guard, "a_inside", "Inside.", MODEL)
@@ -96,7 +96,7 @@ def test_counting_many_is_counting_one_after_the_other(values: list[float]) -> N
 
 
 def test_a_cell_that_goes_is_told_by_the_guard() -> None:
-    guard = Guard()
+    guard = SeriesLock()
     cells = Cells(guard, ("model", "code"), most=2)
     kept = cells.cell(("a", "OK"))
     assert cells.cell(("a", "OK")) is kept
@@ -109,7 +109,7 @@ def test_a_cell_that_goes_is_told_by_the_guard() -> None:
 
 
 def test_dropping_takes_the_cells_with_all_of_the_values() -> None:
-    cells = Cells(Guard(), ("model", "version", "code"))
+    cells = Cells(SeriesLock(), ("model", "version", "code"))
     for labels in (("a", "1", "OK"), ("a", "1", "INTERNAL"), ("a", "2", "OK"), ("b", "1", "OK")):
         cells.cell(labels)
     cells.drop(model="a", version="1")
@@ -117,7 +117,7 @@ def test_dropping_takes_the_cells_with_all_of_the_values() -> None:
 
 
 def test_a_bucket_has_the_exemplar_that_came_last_and_loses_it_with_its_cell():
-    guard = Guard()
+    guard = SeriesLock()
     series = HistogramSeries(guard, "seconds", "Times.", ("model",), (1.0, 2.0))
     with guard:
         series.add_exemplar(("m",), 0.5, "none", 1.0)  # without a cell

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.servers.rest_fixture import ROW, RestFixture, error
 from tfs_lite.core.model import SandboxStatus
-from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ReplicaReport, ReplicaStatus
 from tfs_lite.core.status import ServingError
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.http.server import HttpServer

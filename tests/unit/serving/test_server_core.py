@@ -16,9 +16,8 @@ from tests.support.servers.logs import log_file, predict_log
 from tests.support.servers.process import wait_until
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState
-from tfs_lite.core.state import ManagerState
+from tfs_lite.core.state import ManagerState, ReplicaReport
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.feature import Feature

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tfs_lite.cli.output import state_text, table
 from tfs_lite.cli.views.models import ModelRow, Version, model_json
 from tfs_lite.cli.views.replicas import ReplicasByVersion, replicas_json
-from tfs_lite.core.replicas import ReplicaReport
+from tfs_lite.core.state import ReplicaReport
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfs_lite.cli.output import table
-from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ReplicaReport, ReplicaStatus
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from tfs_lite.cluster.metrics import ClusterReport, ReplicaMetrics
 from tfs_lite.cluster.replicas.engine import ReplicaName, ReplicaSlot
 from tfs_lite.cluster.replicas.states import ClusterStatus, PlaceStatus, ReplicaEvent, ReplicaState, SetStatus
-from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ReplicaReport, ReplicaStatus
 
 READY, DRAINING, LOST = "ready", "draining", "lost"
 """States of nodes."""

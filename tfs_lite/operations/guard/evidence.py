@@ -53,6 +53,8 @@ RULE_2_FAILURES = 10
 RULE_2_SECONDS = 10.0
 MEANT_NONFINITE = 16
 """After so many pairs in a row in which both answered NaN or inf, they are meant, and are looked at no more."""
+SLOWER = 1.5
+"""A version whose runs take so many times as long as the old one's is said to be slow. It is not judged by that."""
 KEPT_FAILURES = 3
 MAX_TEXT = 300
 """Characters of a kept error, and of a kept request id."""
@@ -70,7 +72,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TrialCounts:
     """How the requests of a trial have ended on the new version. Answers from the response cache are not among them.
 
     ``requests``: those that it answered well or failed. ``failed``: faults, refusals, answers with NaN or inf, and late
@@ -132,7 +134,7 @@ class Ran:
     ended: bool = True
 
 
-class Evidence:
+class TrialEvidence:
     """The evidence of one trial, in seconds of ``monotonic``. Made when the version is armed; spans count from then.
 
     Threads: ``on_end`` on the event loop, everything else on any thread. It keeps a bounded number of failures, whose
@@ -285,16 +287,17 @@ class Evidence:
     def _span_of(self, now: float) -> int:
         return int((now - self._begun) / SPAN_SECONDS)
 
-    def judgement(self, now: float) -> Judgement:
-        """Takes the votes up to now, and says how it stands. A rule that was met once stays met."""
+    def judgement(self, now: float, old_run_ms: float | None = None) -> Judgement:
+        """Takes the votes up to now, and says how it stands. A rule that was met once stays met. ``old_run_ms``: the
+        mean time of a run of the old version; it is told where the new one is slower."""
         with self._lock:
             self._advance(now)
             if not self._rule and self._is_broken(now):
                 self._rule = 2
             against, votes_for = self._against, self._for
             leaning = not self._rule and against >= LEANING_VOTES and log_evidence(against, votes_for) > 0
-            text = self._words(self._counts())
-            return Judgement(self._rule, leaning, against, votes_for, needed(votes_for), text)
+            text = self._words(self._counts(), old_run_ms)
+            return Judgement(self._rule, leaning, against, votes_for, needed(votes_for), self._well, text)
 
     def _is_broken(self, now: float) -> bool:
         """Rule 2: nothing was answered well yet, and the old version can do better."""
@@ -305,15 +308,15 @@ class Evidence:
         return 2 * self._shielded >= self._asked
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> TrialCounts:
         """Any thread."""
         with self._lock:
             return self._counts()
 
-    def _counts(self) -> Counts:
+    def _counts(self) -> TrialCounts:
         ended, well = self._endings, self._well
         failed = sum(ended[kind] for kind in FAILED)
-        return Counts(
+        return TrialCounts(
             requests=well + failed,
             failed=failed,
             shielded=self._shielded,
@@ -328,15 +331,18 @@ class Evidence:
             failures=tuple(self._failures),
         )
 
-    def _words(self, counts: Counts) -> str:
-        """For example ``31 of 1204 requests failed, version 7 answered all; 15 votes against it, 1 for it: INTERNAL:
-        ...``, where the error is that of the first failure."""
+    def _words(self, counts: TrialCounts, old_run_ms: float | None) -> str:
+        """For example ``31 of 1204 requests failed, version 7 answered all; votes: 15 against it, 0 for it:
+        INTERNAL: ...``, where the error is that of the first failure."""
         text = f"{counts.failed} of {counts.requests} requests failed"
         if self._asked:
             answered = "all" if counts.shielded == counts.failed else f"{counts.shielded} of them"
             text += f", version {self.old} answered {answered}"
         if self._against or self._for:
-            text += f"; {self._against} votes against it, {self._for} for it"
+            text += f"; votes: {self._against} against it, {self._for} for it"
+        if counts.run_ms and old_run_ms and counts.run_ms >= SLOWER * old_run_ms:
+            times = counts.run_ms / old_run_ms
+            text += f"; a run takes {counts.run_ms:.3g} ms, {times:.2g} times as long as on version {self.old}"
         return f"{text}: {counts.failures[0].error}" if counts.failures else text
 
 

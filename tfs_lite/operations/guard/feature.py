@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.trial import Trial
 from tfs_lite.operations.guard.doors import GuardDoors
-from tfs_lite.operations.guard.evidence import Counts, Evidence
+from tfs_lite.operations.guard.evidence import TrialCounts, TrialEvidence
 from tfs_lite.operations.guard.report import GUARD, GuardReports
 from tfs_lite.operations.guard.reruns import Reruns
 from tfs_lite.operations.guard.stage import GuardEffects, GuardStage, GuardView, files_of
@@ -24,19 +24,12 @@ from tfs_lite.operations.guard.state_file import StateFile, with_files
 from tfs_lite.operations.guard.trial import (
     NO_JUDGEMENT,
     OFF,
-    BakeBegun,
-    BakeEnded,
     Command,
-    Effect,
+    Items,
     Judgement,
-    Lifted,
-    Outcome,
-    Renewed,
     Running,
-    TakenBack,
     TrialSettings,
-    WayBackFailed,
-    WouldTakeBack,
+    guarded,
 )
 from tfs_lite.server.feature import Doors, ServerFeature
 from tfs_lite.server.http.resources import HttpResources
@@ -55,7 +48,6 @@ TICK_SECONDS = 1.0
 DISK_SECONDS = 10.0
 """What was found on disk counts for so long, if the looks of the source find nothing new."""
 logger = logging.getLogger(__name__)
-OnReport = Callable[[str, Effect], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +64,7 @@ class Guard(ServerFeature):
     """Trials of pushed versions, and the way back to older ones. Any thread may call any method.
 
     The thread ``tfs-guard`` moves trials on: each second while there are any, else when something happens. It starts
-    with the first list. ``tfs-guard-runs`` runs failures again, from the first trial on.
+    with the first list. Threads ``tfs-guard-runs`` run failures again, from the first trial on.
     """
 
     def __init__(self, core: ServerCore) -> None:
@@ -81,13 +73,11 @@ class Guard(ServerFeature):
         self._trials: dict[str, Mapping[int, Trial]] = {}  # in the order in which trials were armed
         self.trials = self._trials
         self._lock = threading.Lock()  # guards the next two
-        self._evidence: dict[ServableId, tuple[str, Evidence]] = {}  # with the files of the version
+        self._evidence: dict[ServableId, tuple[str, TrialEvidence]] = {}  # with the files of the version
         self._on_disk: dict[str, _OnDisk] = {}
-        self._listeners: tuple[OnReport, ...] = ()
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
-        self.reports = GuardReports(core, self.view, self.counts)
-        self.listen(self.reports.on_effect)
+        self.reports = GuardReports(core, self.view, self.counts, self._look)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three
         self._started = self._stopped = False
@@ -97,11 +87,10 @@ class Guard(ServerFeature):
             hold=core.manager.hold,
             set_trials=self._set_trials,
             judgement=self._judgement,
-            answered=self._answered,
             wake=self._wake,
             on_disk=self._look,
             reject=lambda name, versions: core.sources.reject(name, versions),
-            report=self._report,
+            report=self.reports.on_effect,
             save=self._save,
         )
         self._stage = GuardStage(
@@ -119,7 +108,7 @@ class Guard(ServerFeature):
         """How the model stands; None for one without a list."""
         return self._stage.view(name)
 
-    def counts(self, id: ServableId) -> Counts | None:
+    def counts(self, id: ServableId) -> TrialCounts | None:
         """How requests have ended on a version that is on trial; None for any other."""
         found = self._evidence_of(id)
         return found.counts if found is not None else None
@@ -133,9 +122,12 @@ class Guard(ServerFeature):
         self._stage.command(name, command)
         self._wake()
 
-    def listen(self, listener: OnReport) -> None:
-        """Calls ``listener`` with the model and each effect from now on, on the guard's thread or that of a command."""
-        self._listeners = (*self._listeners, listener)
+    def guarded(self, name: str, items: Items) -> Items:
+        """The list that goes on to the manager where the source has this one, as trials stand now. Asks the disk."""
+        listed = {item.id.version for item in items}
+        there = {} if self._stage.state(name).at_rest else (self._look(name) or {})
+        unlisted = {version: item for version, item in there.items() if version not in listed}
+        return guarded(items, self._stage.state(name), unlisted)
 
     def rejected(self, name: str) -> Mapping[int, Status]:
         return self._stage.rejected(name)
@@ -176,7 +168,7 @@ class Guard(ServerFeature):
         """What was rejected before is known to the sources before they look for the first time."""
         saved = self._stage.saved()
         for name, model in saved.items():
-            self._core.sources.reject(name, {rejection.version for rejection in model.rejected})
+            self._core.sources.reject(name, set(model.rejected))
         if self._file is not None:
             self._file.write(saved)
 
@@ -233,13 +225,11 @@ class Guard(ServerFeature):
                 files, evidence = before.pop(id, ("", None))
                 if evidence is None or files != trial.files:
                     self._forget(evidence)
-                    evidence = Evidence(id, trial.old, self._core.clock.monotonic)
+                    evidence = TrialEvidence(id, trial.old, self._core.clock.monotonic)
                 evidence.old = trial.old
                 self._evidence[id] = trial.files, evidence
                 self._reruns.watch(evidence)
-                found[trial.new] = Trial(
-                    trial.old, evidence.on_end, trial.settings.repeats, nonfinite_fails=evidence.nonfinite_fails
-                )
+                found[trial.new] = Trial(trial.old, evidence.on_end, trial.settings.repeats, evidence.nonfinite_fails)
         for _, evidence in before.values():
             self._forget(evidence)
         if found.keys() != self._trials.get(name, found).keys() or not found:
@@ -247,22 +237,21 @@ class Guard(ServerFeature):
         if found:
             self._trials[name] = found
 
-    def _forget(self, evidence: Evidence | None) -> None:
+    def _forget(self, evidence: TrialEvidence | None) -> None:
         if evidence is not None:
             self._reruns.forget(evidence)
             self.reports.metrics.on_counts(evidence.id, evidence.counts, last=True)
 
-    def _evidence_of(self, id: ServableId) -> Evidence | None:
+    def _evidence_of(self, id: ServableId) -> TrialEvidence | None:
         with self._lock:
             return self._evidence.get(id, ("", None))[1]
 
     def _judgement(self, id: ServableId) -> Judgement:
         found = self._evidence_of(id)
-        return NO_JUDGEMENT if found is None else found.judgement(self._core.clock.monotonic())
-
-    def _answered(self, id: ServableId) -> int:
-        counts = self.counts(id)
-        return counts.answered if counts is not None else 0
+        if found is None:
+            return NO_JUDGEMENT
+        old_run_ms = self.reports.run_ms(ServableId(id.name, found.old))
+        return found.judgement(self._core.clock.monotonic(), old_run_ms)
 
     def _settings_of(self, item: ServableData[StoragePath]) -> TrialSettings:
         """The settings of a load of the item now: those of the model's config, else the flags."""
@@ -283,8 +272,6 @@ class Guard(ServerFeature):
             bake_seconds,
             options.bake_requests if own.bake_requests is None else own.bake_requests,
             (own.bake_verdict or options.bake_verdict) == "tell",
-            own.shadow_percent if repeats else 0.0,
-            own.shadow_seconds if repeats else 0.0,
             repeats,
         )
 
@@ -317,15 +304,6 @@ class Guard(ServerFeature):
             for each in every_version(model, settings, RealDisk())
         }
 
-    def _report(self, name: str, effect: Effect) -> None:
-        _log(name, effect)
-        for listener in self._listeners:
-            try:
-                listener(name, effect)
-            except Exception:
-                logger.exception("what follows from an effect of the guard failed")
-        self._core.changes.notify(name)
-
     def _save(self) -> None:
         """A write that fails is tried again each second."""
         file = self._file
@@ -344,24 +322,3 @@ class Guard(ServerFeature):
 def _at_start(revision: str) -> str:
     """The revision that the same files have where a server that is told what to load begins with them."""
     return f"{revision.rpartition('-')[0]}-{START}"
-
-
-def _log(name: str, effect: Effect) -> None:
-    match effect:
-        case BakeBegun(trial):
-            text = "%s version %d is on trial: version %d answers what fails on it"
-            logger.info(text, name, trial.new, trial.old)
-        case BakeEnded(trial, outcome, text):
-            level = logging.INFO if outcome in (Outcome.PASSED, Outcome.ACCEPTED) else logging.WARNING
-            logger.log(level, "%s: the trial of version %d is over: %s", name, trial.new, text)
-        case TakenBack(rejection, to):
-            logger.warning("%s version %d was %s; version %d answers", name, rejection.version, rejection.why, to)
-        case WouldTakeBack(trial, text):
-            logger.warning("%s version %d %s", name, trial.new, text)
-        case Lifted(version, text, forced):
-            level = logging.WARNING if forced else logging.INFO
-            logger.log(level, "%s version %d may answer again: %s", name, version, text)
-        case Renewed(version):
-            logger.info("%s version %d is loaded again", name, version)
-        case WayBackFailed(to, text):
-            logger.error("%s does not go back to version %d: %s", name, to, text)

@@ -1,10 +1,10 @@
 """Runs failures of versions on trial again, on both versions, and tells the evidence of each trial how they went.
 
-    Evidence.due -> the version that is drawn -> the other one -> Evidence.on_pair
+    TrialEvidence.due -> the version that is drawn -> the other one -> TrialEvidence.on_pair
 
-A pair never disturbs requests for long: it takes the queue of the version as any request does, one pair runs at a time,
-and the evidence leaves a pause behind each. A side that has not answered in time is given up: its calls leave the
-queue, and what already runs holds its version until it ends, as the call of a client that has gone does.
+A pair never disturbs requests for long: it takes the queue of the version as any request does, one pair of a trial runs
+at a time, and the evidence leaves a pause behind each. A side that has not answered in time is given up: its calls
+leave the queue, and what already runs holds its version until it ends, as the call of a client that has gone does.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, find_s
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import join, start
 from tfs_lite.core.trial import FAILED
-from tfs_lite.operations.guard.evidence import MOST_SECONDS, PATIENCE_SECONDS, Evidence, Pair, Ran, patience
+from tfs_lite.operations.guard.evidence import MOST_SECONDS, PATIENCE_SECONDS, Pair, Ran, TrialEvidence, patience
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.server.inference.shield import all_finite, ending_of, may_repeat
 
 logger = logging.getLogger(__name__)
 HandleOf = Callable[[ModelRef], ServableHandle]
+AT_ONCE = 4
+"""The most pairs that run at a time, each of another trial: a version that hangs must not keep the others waiting."""
 LOOK_SECONDS = 1.0
 """Between looks at the trials, while there are any: a failure that was just kept is due much later."""
 _MARGIN = 0.001
@@ -39,21 +41,22 @@ _MARGIN = 0.001
 
 
 class Reruns:
-    """Runs one pair at a time, of the trials in turn, on the thread ``tfs-guard-runs``, which starts with the first
-    trial and sleeps while there is none. Any thread may call any method. ``watch``* and ``forget``* -> ``close``."""
+    """Runs one pair of each trial at a time, of the trials in turn, on threads ``tfs-guard-runs``: as many as there
+    have been trials at a time, at most :data:`AT_ONCE`. They sleep while there is no trial. Any thread may call any
+    method. ``watch``* and ``forget``* -> ``close``."""
 
     def __init__(self, handle: HandleOf, clock: Clock, random: Random | None = None) -> None:
         """``handle``: of a version by number, as ``ServerCore.handle``. ``random`` draws the side that runs first."""
         self._handle = handle
         self._clock = clock
         self._random = random or Random()
-        self._changed = threading.Condition()  # guards the fields below, and the sides of the pair that runs
-        self._trials: list[Evidence] = []  # the one whose turn is next comes first
-        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()  # guards the fields below, and the sides of the pairs that run
+        self._trials: list[TrialEvidence] = []  # the one whose turn is next comes first
+        self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def watch(self, evidence: Evidence) -> None:
-        """Runs the failures of this trial again from now on. If the system refuses the thread, that is logged, and the
+    def watch(self, evidence: TrialEvidence) -> None:
+        """Runs the failures of this trial again from now on. If the system refuses a thread, that is logged, and the
         next trial tries again."""
         with self._changed:
             if self._closed or evidence in self._trials:
@@ -62,7 +65,7 @@ class Reruns:
             self._staff()
             self._changed.notify_all()
 
-    def forget(self, evidence: Evidence) -> None:
+    def forget(self, evidence: TrialEvidence) -> None:
         """The trial is over: no pair of it begins any more, and one that runs is given up."""
         with self._changed:
             if evidence in self._trials:
@@ -70,28 +73,28 @@ class Reruns:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Gives up the pair that runs, and joins the thread within :data:`~tfs_lite.core.threads.JOIN_SECONDS`."""
+        """Gives up the pairs that run, and joins each thread within :data:`~tfs_lite.core.threads.JOIN_SECONDS`."""
         with self._changed:
             self._closed = True
             self._trials.clear()
             self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
+            threads = tuple(self._threads)
+        for thread in threads:
             join(thread)
 
     def _staff(self) -> None:
-        """Called with the lock held. The thread counts once it has been started."""
-        if self._thread is not None:
+        """Called with the lock held. A thread counts once it has been started."""
+        if len(self._threads) >= min(AT_ONCE, len(self._trials)):
             return
         thread = threading.Thread(target=self._run, name="tfs-guard-runs", daemon=True)
         try:
             start(thread)
         except ServingError as error:
-            logger.warning("%s; failures of versions on trial are not run again for now", error)
+            logger.warning("%s; failures of versions on trial are run again late", error)
         else:
-            self._thread = thread
+            self._threads.append(thread)
 
-    # On the thread.
+    # On the threads.
 
     def _run(self) -> None:
         while not self._closed:
@@ -116,14 +119,14 @@ class Reruns:
         wake_at = min([self._clock.monotonic() + LOOK_SECONDS, *times]) if trials else math.inf
         self._wait(lambda: tuple(self._trials) != trials, wake_at)
 
-    def _take_turn(self, evidence: Evidence) -> None:
+    def _take_turn(self, evidence: TrialEvidence) -> None:
         """The others come before it the next time."""
         with self._changed:
             if evidence in self._trials:
                 self._trials.remove(evidence)
                 self._trials.append(evidence)
 
-    def _tell(self, evidence: Evidence, pair: Pair) -> None:
+    def _tell(self, evidence: TrialEvidence, pair: Pair) -> None:
         new = old = None
         try:
             new, old = self._run_pair(evidence, pair)
@@ -132,7 +135,7 @@ class Reruns:
         finally:
             evidence.on_pair(pair, new, old)
 
-    def _run_pair(self, evidence: Evidence, pair: Pair) -> tuple[Ran | None, Ran | None]:
+    def _run_pair(self, evidence: TrialEvidence, pair: Pair) -> tuple[Ran | None, Ran | None]:
         """How the new and the old version ran it; None for one that says nothing."""
         sides = list[_Side]()
         try:
@@ -148,7 +151,7 @@ class Reruns:
             for side in sides:
                 side.give_up()
 
-    def _side(self, evidence: Evidence, version: int, asked: ServableId | None) -> _Side:
+    def _side(self, evidence: TrialEvidence, version: int, asked: ServableId | None) -> _Side:
         """NOT_FOUND if the version is gone, or the ensemble that was asked."""
         name, answered = evidence.id.name, partial(evidence.answered_by, version)
         handle = self._handle(ModelRef(name, version))
@@ -161,7 +164,7 @@ class Reruns:
             raise
         return _Side([ensemble, handle], {name: version}, answered, self._clock, self._changed)
 
-    def _run_sides(self, evidence: Evidence, pair: Pair, first: _Side, second: _Side) -> None:
+    def _run_sides(self, evidence: TrialEvidence, pair: Pair, first: _Side, second: _Side) -> None:
         """Returns when nothing more is to be learnt, at most :data:`PATIENCE_SECONDS` and :data:`MOST_SECONDS` later.
         The second side begins when the first has ended, or has taken so long that it may have failed by that."""
         first.begin(pair.runs)
@@ -176,10 +179,10 @@ class Reruns:
                 return
             self._wait(partial(self._has_changed, evidence, first, second, over), ends)
 
-    def _has_changed(self, evidence: Evidence, first: _Side, second: _Side, over: tuple[bool, bool]) -> bool:
+    def _has_changed(self, evidence: TrialEvidence, first: _Side, second: _Side, over: tuple[bool, bool]) -> bool:
         return (first.over, second.over) != over or not self._goes_on(evidence)
 
-    def _goes_on(self, evidence: Evidence) -> bool:
+    def _goes_on(self, evidence: TrialEvidence) -> bool:
         return evidence in self._trials
 
     def _wait(self, ready: Callable[[], bool], at: float) -> None:
@@ -200,7 +203,7 @@ class Reruns:
 class _Side:
     """The runs of a failure on one version, or on an ensemble that takes the version in its steps. It holds both until
     the last call was answered. ``_answer`` is called on the servable's threads, everything else on that of the
-    pairs."""
+    pair."""
 
     def __init__(
         self,

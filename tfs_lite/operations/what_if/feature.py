@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.threads import BoundedCalls
+from tfs_lite.operations.guard.feature import Guard
 from tfs_lite.operations.what_if.forecast import WhatIf
 from tfs_lite.operations.what_if.preview import Inside, Preview
 from tfs_lite.serving.feature import Feature
@@ -36,4 +37,6 @@ class Forecasts(Feature):
     def _preview(self) -> Preview:
         core = self._core
         inside = Inside(core.metrics.requests.in_flight, core.sequences.routes.live)
-        return Preview(core.options, core.reloader, core.sources, core.manager, core.resources.tracker, inside)
+        guard = core.find(Guard)
+        guarded = guard.guarded if guard is not None else lambda name, versions: versions
+        return Preview(core.options, core.reloader, core.sources, core.manager, core.resources.tracker, inside, guarded)

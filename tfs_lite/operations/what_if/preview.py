@@ -8,8 +8,9 @@ Nothing has effects: the source does not remember the look, no version is loaded
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from tfs_lite.config.diff import ConfigDiff, diff
 from tfs_lite.config.model_server import All, Latest, ModelConfig, ModelServerConfig, Specific
@@ -33,6 +34,7 @@ from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import versions_in
 from tfs_lite.storage.url import is_url
 
+Versions: TypeAlias = Sequence[ServableData[StoragePath]]
 _ANSWERS = (Fate.LOAD, Fate.STAY, Fate.KEEP, Fate.FINISH)
 _SETTLED = (HarnessState.READY, HarnessState.LOADING, HarnessState.LOAD_APPROVED, HarnessState.LOAD_REQUESTED)
 
@@ -56,13 +58,16 @@ class Preview:
         manager: AspiredVersionsManager,
         tracker: ResourceTracker | None,
         inside: Inside,
+        guarded: Callable[[str, Versions], Versions],
     ) -> None:
+        """``guarded``: the list of a model that goes on to the manager, given that of the source."""
         self._options = options
         self._reloader = reloader
         self._sources = sources
         self._manager = manager
         self._tracker = tracker
         self._inside = inside
+        self._guarded = guarded
         self._trusted = sources.trusted
 
     def config(self, config: ModelServerConfig) -> WhatIf:
@@ -122,6 +127,9 @@ class Preview:
 
         def look(outcomes: Mapping[ServableId, bool]) -> Lists:
             looks.update(self._sources.look_ahead(new, unpublished, outcomes))
+            for name, found in looks.items():
+                if found.aspired is not None:
+                    found.aspired = list(self._guarded(name, found.aspired))
             for item in (item for look in looks.values() for item in look.aspired or ()):
                 if item.id not in expected and _may_load(known.get(item.id), item):
                     expected[item.id] = self._expect(models[item.id.name], item, unpublished)

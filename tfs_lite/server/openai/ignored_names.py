@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from tfs_lite.metrics.series import CounterSeries, Guard, SeriesCollector
+from tfs_lite.metrics.series import CounterSeries, SeriesCollector, SeriesLock
 from tfs_lite.protocols.openai.fields import NESTED
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ class IgnoredNames:
     never counted, too."""
 
     def __init__(self) -> None:
-        self._guard = Guard()
+        self._guard = SeriesLock()
         self._counts = CounterSeries(
             self._guard,
             "tfs_lite_openai_ignored_names",

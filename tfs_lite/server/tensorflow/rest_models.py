@@ -23,7 +23,7 @@ from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.standing import StandingRefusal
 
 if TYPE_CHECKING:
-    from tfs_lite.core.replicas import ReplicaReport
+    from tfs_lite.core.state import ReplicaReport
 
 
 class ModelPages:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.cli.views.replicas import read_replicas, replicas_table
-from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ReplicaReport, ReplicaStatus
 
 ENTRY = {"name": "m/1/00000000/0#0", "state": "ready", "since": 0.0, "node": "a", "pid": 7, "ongoing": 0, "restarts": 0}
 

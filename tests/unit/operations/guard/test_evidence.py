@@ -18,9 +18,9 @@ from tfs_lite.operations.guard.evidence import (
     KEPT_IN_SPAN,
     MAX_INPUT_BYTES,
     MOST_WAITING,
-    Evidence,
     Failure,
     Ran,
+    TrialEvidence,
     failures,
     input_bytes,
     log_evidence,
@@ -46,7 +46,7 @@ class Trial:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.evidence = Evidence(ServableId("m", 8), 7, lambda: self.now)
+        self.evidence = TrialEvidence(ServableId("m", 8), 7, lambda: self.now)
 
     def ends(self, *endings: TrialEnding) -> None:
         for ending in endings:
@@ -393,8 +393,16 @@ def test_the_words_have_the_numbers_and_the_votes(trial):
     trial.ends(fault(shielded=False))
     trial.pass_seconds(10.0, BAD, OK)
     assert trial.judgement.text == (
-        "3 of 4 requests failed, version 7 answered 2 of them; 2 votes against it, 0 for it: INTERNAL: it broke"
+        "3 of 4 requests failed, version 7 answered 2 of them; votes: 2 against it, 0 for it: INTERNAL: it broke"
     )
+
+
+def test_the_words_say_that_a_run_takes_longer_than_on_the_old_version(trial):
+    trial.ends(TrialEnding(Ending.WELL, run_seconds=0.006), TrialEnding(Ending.WELL, run_seconds=0.012))
+    assert trial.evidence.judgement(trial.now, 7.0).text == "0 of 2 requests failed"
+    judgement = trial.evidence.judgement(trial.now, 3.0)
+    assert judgement.text == "0 of 2 requests failed; a run takes 9 ms, 3 times as long as on version 7"
+    assert not judgement.rule
 
 
 def test_a_trial_without_requests_says_nothing(trial):

@@ -74,15 +74,13 @@ async function tried(work) {
 export function rollbackButtons(app, model) {
 	const rollout = app.details?.explanation?.rollout;
 	if (!rollout || !app.may.has("manage")) return null;
-	const { answers, back_to: to, going_back: going, rejected } = rollout;
-	const path = `/v1/models/${name(model.name)}:guard`;
-	const undone = rejected.filter(({ rolled_back }) => rolled_back).map(({ version }) => version);
-	const forgets = rollout.remembered ? "" : " A restart of the server forgets it, because it has no --state_directory.";
-	const words = `Version ${to} answers as soon as it has loaded, and no newer version does, until the next push or until this is undone.${forgets}`;
-	const undo = undone.length ? `Version ${undone.join(", ")} may answer again, as before.` : `Version ${answers} goes on answering.`;
+	const { answers, back_to: to, going_back: going, rejected, remembered } = rollout;
+	const undone = rejected.filter((one) => one.rolled_back).map(({ version }) => version);
+	const order = (verb, words, body, button) => h("button", { onclick: () => confirm(app, verb, model.name, words, `/v1/models/${name(model.name)}:guard`, body) }, button);
+	const back = `Version ${to} answers once it has loaded, and no newer version does, until the next push or until this is undone.${remembered ? "" : " A restart of the server forgets it: there is no --state_directory."}`;
 	return h("div.buttons",
-		to !== null && going === null && h("button", { onclick: () => confirm(app, "Go back", `to version ${to} of ${model.name}`, words, path, { action: "rollback", version: to }) }, `Go back to version ${to}`),
-		(undone.length > 0 || going !== null) && h("button", { onclick: () => confirm(app, "Undo", `the way back of ${model.name}`, undo, path, { action: "undo_rollback" }) }, "Undo the way back"),
+		to !== null && going === null && order(`Go back to version ${to} of`, back, { action: "rollback", version: to }, `Go back to version ${to}`),
+		(undone.length > 0 || going !== null) && order("Undo the way back of", undone.length ? `Version ${undone.join(", ")} may answer again.` : `Version ${answers} stays.`, { action: "undo_rollback" }, "Undo the way back"),
 	);
 }
 
@@ -125,9 +123,12 @@ export function dialog(app) {
 	return h(
 		"dialog",
 		{ key: shown.kind, "aria-labelledby": "dialog", onclose: close },
-		h("div.form", body, shown.error && h("p.alarm", { role: "alert" }, shown.error)),
+		h("div.form", { onkeydown: enter }, body, shown.error && h("p.alarm", { role: "alert" }, shown.error)),
 	);
 }
+
+// Enter in a field is the first button.
+const enter = ({ key, target, currentTarget }) => key === "Enter" && target.tagName === "INPUT" && currentTarget.querySelector("button.main").click();
 
 const cancel = (app) => h("button", { onclick: () => app.change({ dialog: null }) }, "Cancel");
 

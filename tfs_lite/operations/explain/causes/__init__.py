@@ -4,6 +4,7 @@ what, carried out, makes the version serve. Paths of the server are named only t
 
 case     what a function looks at
 phrases  words that several of them say
+guard    what is on trial, or must not answer
 serving  what serves, and how it fares
 loading  what is on its way in or out
 memory   what waits for memory

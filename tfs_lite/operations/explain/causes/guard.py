@@ -8,12 +8,12 @@ from tfs_lite.core.status import Reason, Status
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.explanation import Link, Verdict
 from tfs_lite.operations.guard.stage import GuardView
-from tfs_lite.operations.guard.trial import By, Rejection, Stage
+from tfs_lite.operations.guard.trial import By, Rejection
 
 PAGE = "guarded-versions.md"
 ROLL_BACK_PAGE = "roll-back.md"
 HELD = "held back: "
-"""What the status of a version that was held back begins with."""
+"""What precedes the reason in the status of a version that was held back, behind the version's name."""
 
 
 def goes_back(case: Case) -> Link | None:
@@ -32,9 +32,6 @@ def on_trial(case: Case) -> Link | None:
         return None
     view, counts = case.model.guard
     until = _minute(view.until)
-    if trial.stage is Stage.SHADOW:
-        text = f"only requests that name it, until {until}: copies of others run on it, and version {trial.old} answers"
-        return Link("ON_TRIAL", text, f"wait; to begin its trial now: tfs-lite guard accept {name}", view.since, PAGE)
     judgement = view.judgement
     text = f"it is on trial until {until}: "
     if counts.failed:
@@ -89,7 +86,7 @@ def held_back(case: Case) -> Link | None:
         f"publish a mended one as version {case.next_version}: tfs-lite publish SRC --base BASE; if the change is "
         f"meant: tfs-lite guard accept {what}, or record new answers (tfs-lite record)"
     )
-    return Link("HELD_BACK", status.message.removeprefix(HELD), fix, case.found.since, PAGE)
+    return Link("HELD_BACK", status.message.split(HELD, 1)[-1], fix, case.found.since, PAGE)
 
 
 def label_stays(case: Case) -> Link | None:
