@@ -65,6 +65,12 @@ function chosen(app) {
 	return found;
 }
 
+// Why nothing is shown yet.
+const nothing = ({ line, problem }) => ({ denied: "This server shows nothing without a token. The button Token takes one.", lost: "There is no connection to the server." })[line.state] || problem || "Reading…";
+
+const empty = ({ control }) =>
+	"No model is served. " + (control === "explicit" ? "Load one by its name: here, or by POST /v2/repository/models/NAME/load." : "Put a version into the model repository (tfs-lite publish FILE --base REPOSITORY/NAME), or name a model in the config file.");
+
 export function list(app) {
 	const found = chosen(app);
 	const pages = Math.max(1, Math.ceil(found.length / PAGE));
@@ -89,7 +95,7 @@ export function list(app) {
 		),
 		rows.length
 			? scroll("All models", h("table.models", h("thead", h("tr", COLUMNS.map((column) => heading(app, column)))), h("tbody", rows.map((model) => row(app, model)))))
-			: h("p.empty", app.models.size ? "No model fits." : app.server ? "No model is served." : "Reading…"),
+			: h("p.empty", app.models.size ? "No model fits." : app.server ? empty(app.server) : nothing(app)),
 		pages > 1 &&
 			h(
 				"nav.pages",
@@ -181,7 +187,7 @@ export function page(app) {
 	const { open, details } = app;
 	const model = app.models.get(open);
 	const back = h("nav", { "aria-label": "Back" }, h("a", { href: app.link({ model: null }) }, "← All models"));
-	if (!model && !details) return [back, h("p.empty", app.server ? "Reading…" : "")];
+	if (!model && !details) return [back, h("p.empty", nothing(app))];
 	const found = details?.explanation;
 	return [
 		back,
