@@ -36,8 +36,9 @@ function split(model) {
 
 const count = (signal) => ({ now }) => number(now[signal] ?? 0);
 const time = (signal) => ({ now }) => seconds(now[signal]);
-const alarm = (value) => h("span", { class: value ? "alarm" : null }, number(value ?? 0));
-const errors = ({ now }) => alarm(now.errors);
+const alarm = (value, bad = value) => h("span", { class: bad ? "alarm" : null }, number(value ?? 0));
+// Red if some are not the callers' own.
+const errors = ({ now }) => alarm(now.errors, now.faults ?? 0);
 
 const COLUMNS = [
 	["Status", "rank"],
@@ -157,7 +158,7 @@ export function tiles(app) {
 		{ "aria-label": "The server" },
 		tile("Requests/s", count("requests")(server), plural(now.in_flight ?? 0, "request") + " inside", "requests"),
 		tile("Latency p99", seconds(now.p99), `p50 ${seconds(now.p50)}`, "p99", "c1"),
-		tile("Errors/s", errors(server), now.errors ? share(now.errors / now.requests) + " of requests" : "none", "errors", "c3"),
+		tile("Errors/s", errors(server), now.errors ? share(now.errors / now.requests) + " of requests" + (now.faults ? "" : ", by mistakes of callers") : "none", "errors", "c3"),
 		tile("Waiting", count("waiting")(server), `queue ${seconds(now.queue)}, run ${seconds(now.run)}`, "waiting", "c2"),
 		(now.tokens ?? total?.points.tokens) && tile("Tokens/s", count("tokens")(server), `${plural(now.texts ?? 0, "text")} run, ${number(now.texts_waiting ?? 0)} wait`, "tokens", "c4"),
 		h("div.tile.memory",
@@ -215,9 +216,9 @@ const table = (title, rows, key, columns, last, kind) =>
 		title,
 		h(
 			"table",
-			{ class: kind },
+			{ class: kind || "rows" },
 			h("thead", h("tr", columns.map(([heading, , kind]) => h("th", { scope: "col", class: kind === "n" ? kind : null }, heading)))),
-			h("tbody", rows.map((row) => h("tr", { key: key(row) }, columns.map(([, print, kind]) => h("td", { class: kind }, print(row))))), last),
+			h("tbody", rows.map((row) => h("tr", { key: key(row) }, columns.map(([heading, print, kind]) => h("td", { class: kind, "data-name": heading }, print(row))))), last),
 		),
 	);
 
@@ -262,7 +263,7 @@ function versions(app, model) {
 	const lost = model.unanswered;
 	const last =
 		lost.requests > 0 &&
-		h("tr", { key: NO_VERSION }, h("td", NO_VERSION), h("td.state", "requests that no version answered"), h("td.n", number(lost.requests)), h("td"), h("td"), h("td.n.alarm", number(lost.errors)), h("td"), h("td"), h("td"));
+		h("tr", { key: NO_VERSION }, h("td", NO_VERSION), h("td.state", "requests that no version answered"), h("td.n", { "data-name": "Requests/s" }, number(lost.requests)), h("td"), h("td"), h("td.n", { "data-name": "Errors/s" }, errors({ now: lost })), h("td"), h("td"), h("td"));
 	return records("versions", "Versions", split(model), model.versions, ({ version }) => version, [
 		["Version", chip],
 		["State", (one) => [state(one)[0], one.since && h("small", ` ${span(app.now() - one.since)}`), one.progress ? progress(one.progress) : one.message && h("p.why", one.message)], "state"],
