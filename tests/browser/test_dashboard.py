@@ -157,9 +157,12 @@ def test_prediction_is_tried_with_an_example_that_fits(viewer: Open, publish: Pu
         seen.page.get_by_role("button", name="Predict").click()
         seen.wait_text("Answered", "details")
         assert "4.5" in seen.text("details pre"), "half and the version"
-        body.fill("{")
+        body.fill('{"inputs": {"x": [[0.5]]}}')
         seen.page.get_by_role("button", name="Predict").click()
         seen.wait_text("Failed: 400", "details")
+        errors = "[aria-label=Versions] tbody td:nth-child(6)"
+        seen.wait(lambda: float(seen.text(errors)) > 0, "the error is counted")
+        assert seen.page.locator("table .alarm").count() == 0, "it is the caller's, and not red"
 
 
 def test_models_are_loaded_and_unloaded_by_click_after_a_question(

@@ -19,6 +19,7 @@ const app = {
 	open: null,
 	range: "10m",
 	details: null,
+	problem: null,
 	config: null,
 	form: emptyForm(),
 	search: "",
@@ -156,7 +157,9 @@ function ticked(ticks) {
 async function read(path, into) {
 	try {
 		into(await ask(path));
+		app.problem = null;
 	} catch (error) {
+		app.problem = error.message;
 		if (error.status === 401 || error.status === 403) lost(error);
 	}
 	draw();
@@ -209,7 +212,7 @@ function route() {
 	const open = found.get("model");
 	const range = RANGES[found.get("range")] ? found.get("range") : "10m";
 	const moved = open !== app.open;
-	if (moved) Object.assign(app, { details: null, config: null, form: emptyForm(), cursor: null, tables: new Set() });
+	if (moved) Object.assign(app, { problem: null, details: null, config: null, form: emptyForm(), cursor: null, tables: new Set() });
 	app.open = open;
 	app.range = range;
 	if (open !== null && app.line.state === "live") readDetails();

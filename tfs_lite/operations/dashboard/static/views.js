@@ -36,8 +36,9 @@ function split(model) {
 
 const count = (signal) => ({ now }) => number(now[signal] ?? 0);
 const time = (signal) => ({ now }) => seconds(now[signal]);
-const alarm = (value) => h("span", { class: value ? "alarm" : null }, number(value ?? 0));
-const errors = ({ now }) => alarm(now.errors);
+const alarm = (value, bad = value) => h("span", { class: bad ? "alarm" : null }, number(value ?? 0));
+// Red if some are not the callers' own.
+const errors = ({ now }) => alarm(now.errors, now.faults ?? 0);
 
 const COLUMNS = [
 	["Status", "rank"],
@@ -65,6 +66,12 @@ function chosen(app) {
 	return found;
 }
 
+// Why nothing is shown yet.
+const nothing = ({ line, problem }) => ({ denied: "This server shows nothing without a token. The button Token takes one.", lost: "There is no connection to the server." })[line.state] || problem || "Reading…";
+
+const empty = ({ control }) =>
+	"No model is served. " + (control === "explicit" ? "Load one by its name: here, or by POST /v2/repository/models/NAME/load." : "Put a version into the model repository (tfs-lite publish FILE --base REPOSITORY/NAME), or name a model in the config file.");
+
 export function list(app) {
 	const found = chosen(app);
 	const pages = Math.max(1, Math.ceil(found.length / PAGE));
@@ -89,7 +96,7 @@ export function list(app) {
 		),
 		rows.length
 			? scroll("All models", h("table.models", h("thead", h("tr", COLUMNS.map((column) => heading(app, column)))), h("tbody", rows.map((model) => row(app, model)))))
-			: h("p.empty", app.models.size ? "No model fits." : app.server ? "No model is served." : "Reading…"),
+			: h("p.empty", app.models.size ? "No model fits." : app.server ? empty(app.server) : nothing(app)),
 		pages > 1 &&
 			h(
 				"nav.pages",
@@ -151,7 +158,7 @@ export function tiles(app) {
 		{ "aria-label": "The server" },
 		tile("Requests/s", count("requests")(server), plural(now.in_flight ?? 0, "request") + " inside", "requests"),
 		tile("Latency p99", seconds(now.p99), `p50 ${seconds(now.p50)}`, "p99", "c1"),
-		tile("Errors/s", errors(server), now.errors ? share(now.errors / now.requests) + " of requests" : "none", "errors", "c3"),
+		tile("Errors/s", errors(server), now.errors ? share(now.errors / now.requests) + " of requests" + (now.faults ? "" : ", by mistakes of callers") : "none", "errors", "c3"),
 		tile("Waiting", count("waiting")(server), `queue ${seconds(now.queue)}, run ${seconds(now.run)}`, "waiting", "c2"),
 		(now.tokens ?? total?.points.tokens) && tile("Tokens/s", count("tokens")(server), `${plural(now.texts ?? 0, "text")} run, ${number(now.texts_waiting ?? 0)} wait`, "tokens", "c4"),
 		h("div.tile.memory",
@@ -181,7 +188,7 @@ export function page(app) {
 	const { open, details } = app;
 	const model = app.models.get(open);
 	const back = h("nav", { "aria-label": "Back" }, h("a", { href: app.link({ model: null }) }, "← All models"));
-	if (!model && !details) return [back, h("p.empty", app.server ? "Reading…" : "")];
+	if (!model && !details) return [back, h("p.empty", nothing(app))];
 	const found = details?.explanation;
 	return [
 		back,
@@ -209,9 +216,9 @@ const table = (title, rows, key, columns, last, kind) =>
 		title,
 		h(
 			"table",
-			{ class: kind },
+			{ class: kind || "rows" },
 			h("thead", h("tr", columns.map(([heading, , kind]) => h("th", { scope: "col", class: kind === "n" ? kind : null }, heading)))),
-			h("tbody", rows.map((row) => h("tr", { key: key(row) }, columns.map(([, print, kind]) => h("td", { class: kind }, print(row))))), last),
+			h("tbody", rows.map((row) => h("tr", { key: key(row) }, columns.map(([heading, print, kind]) => h("td", { class: kind, "data-name": heading }, print(row))))), last),
 		),
 	);
 
@@ -256,7 +263,7 @@ function versions(app, model) {
 	const lost = model.unanswered;
 	const last =
 		lost.requests > 0 &&
-		h("tr", { key: NO_VERSION }, h("td", NO_VERSION), h("td.state", "requests that no version answered"), h("td.n", number(lost.requests)), h("td"), h("td"), h("td.n.alarm", number(lost.errors)), h("td"), h("td"), h("td"));
+		h("tr", { key: NO_VERSION }, h("td", NO_VERSION), h("td.state", "requests that no version answered"), h("td.n", { "data-name": "Requests/s" }, number(lost.requests)), h("td"), h("td"), h("td.n", { "data-name": "Errors/s" }, errors({ now: lost })), h("td"), h("td"), h("td"));
 	return records("versions", "Versions", split(model), model.versions, ({ version }) => version, [
 		["Version", chip],
 		["State", (one) => [state(one)[0], one.since && h("small", ` ${span(app.now() - one.since)}`), one.progress ? progress(one.progress) : one.message && h("p.why", one.message)], "state"],
