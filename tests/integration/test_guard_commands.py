@@ -62,7 +62,7 @@ class NightFixture:
     def run(self, *words: str, grpc: bool = False) -> tuple[int, str]:
         """The exit code, and what was printed."""
         served = self.served
-        where = f"--server={served.target}" if grpc else f"--rest=127.0.0.1:{served.server.rest_api_port}"
+        where = f"--server={served.target}" if grpc else f"--server=127.0.0.1:{served.server.rest_api_port}"
         code = main([*words, where])
         found = self._capsys.readouterr()
         return code, found.out + found.err
@@ -255,7 +255,7 @@ def test_a_version_that_was_held_back_is_named_and_answers_only_by_command(night
     assert "version 7 answers" in said
     code, said = night.run("explain", "m")
     assert code == 1
-    assert said.startswith("m (SERVING_OTHER): version 8 is held back: ")
+    assert said.startswith("m (SERVING_OTHER): version 8 is held back: replay.tfrecord: record 1 (serving_default, ")
     assert "HELD_BACK: " in said
     assert "tfs-lite guard accept m@8" in said
     assert night.served.version() == 7

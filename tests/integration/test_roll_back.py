@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from tests.support.servers.in_process import ROW, ServerFixture, config_text, entry, serving
 from tests.support.servers.models import TaggedArchives
 from tests.support.servers.process import wait_until
+from tfs_lite.cli.main import main
 from tfs_lite.core.publish import publish
+from tfs_lite.core.servable import VersionState
 
 OLD, BAD, NEXT = 7, 8, 9
 SPECIFIC = "version_policy { specific { versions: 7 } }"
@@ -96,3 +99,65 @@ def test_files_alone_bring_the_old_version_back(base: Path, way: Callable[[Path]
         answers = way(base)
         wait_until(lambda: served.predict("ranker").version == answers, f"version {answers} answers")
         np.testing.assert_array_equal(served.predict("ranker").outputs["y"], ROW + np.float32(OLD))
+
+
+SITUATIONS = {
+    "latest_1": "",
+    "latest_2": "model_version_policy { latest { num_versions: 2 } }",
+    "label": f'version_labels {{ key: "stable" value: {BAD} }}',
+}
+
+
+def roll_back(served: ServerFixture, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What ``tfs-lite rollback`` prints where it succeeds."""
+    code = main(["rollback", *words, f"--server={served.target}"])
+    said = capsys.readouterr()
+    assert code == 0, said.out + said.err
+    return said.out
+
+
+def test_one_command_goes_back_whatever_the_policy_and_a_restart_does_not_undo_it(
+    tmp_path: Path, archives: TaggedArchives, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest version of the model with ``latest 2`` is corrupt; clients of ``label`` ask for one."""
+    for name in SITUATIONS:
+        for version in (OLD, BAD):
+            archives.write_version(version, tmp_path / name)
+    with zipfile.ZipFile(tmp_path / "latest_2" / str(BAD) / "model.pt2", "w") as archive:
+        archive.writestr("weights", b"not those")
+    file = tmp_path / "models.config"
+    file.write_text(config_text(tmp_path, *(entry(name, rest) for name, rest in SITUATIONS.items())))
+    how = {"model_config_file": str(file), "state_directory": str(tmp_path / "state"), "max_num_load_retries": 0}
+    with serving(tmp_path, ready=False, **how) as served:
+        served.wait_states({OLD: VersionState.AVAILABLE, BAD: VersionState.END}, "latest_2")
+        for name in ("latest_1", "label"):
+            served.wait_states({BAD: VersionState.AVAILABLE}, name)
+            assert served.version(name) == BAD
+        for name in SITUATIONS:
+            said = roll_back(served, capsys, name)
+            assert said.startswith(f"model {name}: version {OLD} answers now, after ")
+            assert f"; version {BAD} must not, until the next push or tfs-lite rollback {name} --undo" in said
+            assert "no --state_directory" not in said
+            assert served.version(name) == OLD
+        assert served.version("label", label="stable") == OLD
+    with serving(tmp_path, ready=False, **how) as served:
+        for name in SITUATIONS:
+            wait_until(lambda name=name: OLD in served.states(name), f"{name} is loaded")
+            served.wait_states({OLD: VersionState.AVAILABLE, BAD: VersionState.END}, name)
+            assert served.version(name) == OLD
+            assert served.status(name)[BAD].status.message.startswith(f"rolled back to version {OLD} by 127.0.0.1")
+        assert served.version("label", label="stable") == OLD
+        assert "version 8 answers now" in roll_back(served, capsys, "latest_1", "--undo")
+        archives.write_version(NEXT, tmp_path / "label")
+        wait_until(lambda: served.version("label") == NEXT, "the next push ends the rollback")
+
+
+def test_one_command_goes_back_where_versions_come_by_calls(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    how = {"model_control_mode": "explicit", "load_model": ("ranker",), "state_directory": str(base.parent / "state")}
+    with serving(base.parent, model_repository=str(base.parent), **how) as served:
+        assert served.version("ranker") == BAD
+        assert f"version {OLD} answers now" in roll_back(served, capsys, "ranker")
+        assert served.version("ranker") == OLD
+    with serving(base.parent, model_repository=str(base.parent), **how) as served:
+        assert served.version("ranker") == OLD
+        assert f"version {BAD} answers now" in roll_back(served, capsys, "ranker", "--undo")

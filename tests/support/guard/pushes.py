@@ -75,15 +75,15 @@ KINDS = (
     Kind("raises", TAKEN, (HELD,), "vocabulary"),
     Kind("some_runs", TAKEN, (HELD,), "vocabulary"),
     Kind("some_inputs", TAKEN, (HELD, TAKEN), "vocabulary"),
-    Kind("nan", TAKEN, (HELD,), "finite"),
-    Kind("inf", TAKEN, (HELD,), "finite"),
+    Kind("nan", TAKEN, (HELD,), "NaN"),
+    Kind("inf", TAKEN, (HELD,), "inf"),
     Kind("renamed", HELD, (HELD,), "input x"),
     Kind("output_gone", HELD, (HELD,), "output best"),
     Kind("other_dtype", HELD, (HELD,), "output scores"),
     Kind("shuffled", "", (HELD,), "changed"),
     Kind("dies", TAKEN, (HELD, TAKEN)),
     Kind("hangs", TAKEN, (HELD, TAKEN), deadline=2.0),
-    Kind("slow", "", ("",)),
+    Kind("slow", "", ("",), "times as long as on version 1"),
     Kind("good", "", ("",)),
 )
 """In the order of the specification; the last one is good. Records meet a fault of few inputs by chance."""

@@ -65,14 +65,14 @@ class CallersProcess:
 @dataclass(slots=True)
 class Result:
     """What came of one push. ``seconds``: from the push to the decision. ``cause``: ``TAKEN_BACK``, ``HELD_BACK``, or
-    ``""`` if the version was kept. ``got``: the callers' counts since the push, ``old`` and ``new`` answers too."""
+    ``""`` if the version was kept. ``text``: what is said of it. ``got``: the callers' counts since the push, ``old``
+    and ``new`` answers too."""
 
     kind: Kind
     cause: str = ""
     text: str = ""
     seconds: float = 0.0
     got: dict[str, Any] = field(default_factory=dict)
-    rollout: dict[str, Any] | None = None
     states: dict[int, str] = field(default_factory=dict)
 
 
@@ -159,29 +159,23 @@ class Pushes:
 
     def explain(self, model: str, version: int | None = None) -> dict[str, Any]:
         name = model if version is None else f"{model}/versions/{version}"
-        status, body = self.server.get(f"/v1/models/{name}:explain")
-        assert status == 200, body
-        found: dict[str, Any] = json.loads(body)
-        return found
+        return json_of(self.server, f"/v1/models/{name}:explain")
 
     def states(self, model: str) -> dict[int, str]:
-        status, body = self.server.get(f"/v1/models/{model}")
-        assert status == 200, body
-        return {int(line["version"]): line["state"] for line in json.loads(body)["model_version_status"]}
+        statuses = json_of(self.server, f"/v1/models/{model}")["model_version_status"]
+        return {int(line["version"]): line["state"] for line in statuses}
 
     def _decision(self, kind: Kind) -> Result | None:
         explained = self.explain(kind.fault, NEW)
-        for link in explained["chain"]:
+        for link in explained["because"]:
             if link["cause"] in ("TAKEN_BACK", "HELD_BACK"):
                 return self._result(kind, link["cause"], link["text"])
         if self.states(kind.fault) == {NEW: "AVAILABLE", OLD: "END"}:
-            return self._result(kind, "", explained["sentence"])
+            return self._result(kind, "", str(explained["rollout"]["ended"]["text"]))
         return None
 
     def _result(self, kind: Kind, cause: str, text: str = "") -> Result:
-        rollout = self.explain(kind.fault).get("rollout")
-        passed = time.monotonic() - self._pushed
-        return Result(kind, cause, text, passed, rollout=rollout, states=self.states(kind.fault))
+        return Result(kind, cause, text, time.monotonic() - self._pushed, states=self.states(kind.fault))
 
     def _with_counts(self, results: list[Result]) -> list[Result]:
         after = self.callers.counts()
@@ -192,6 +186,14 @@ class Pushes:
                 result.got[name] = now["versions"].get(str(version), 0) - was["versions"].get(str(version), 0)
             result.got["first_errors"] = now["first_errors"]
         return results
+
+
+def json_of(server: ServerProcess, path: str) -> dict[str, Any]:
+    """What it answers to a GET."""
+    status, body = server.get(path)
+    assert status == 200, body
+    found: dict[str, Any] = json.loads(body)
+    return found
 
 
 def table(results: Sequence[Result]) -> str:

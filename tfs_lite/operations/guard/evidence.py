@@ -53,6 +53,8 @@ RULE_2_FAILURES = 10
 RULE_2_SECONDS = 10.0
 MEANT_NONFINITE = 16
 """After so many pairs in a row in which both answered NaN or inf, they are meant, and are looked at no more."""
+SLOWER = 1.5
+"""A version whose runs take so many times as long as the old one's is said to be slow. It is not judged by that."""
 KEPT_FAILURES = 3
 MAX_TEXT = 300
 """Characters of a kept error, and of a kept request id."""
@@ -286,15 +288,16 @@ class TrialEvidence:
     def _span_of(self, now: float) -> int:
         return int((now - self._begun) / SPAN_SECONDS)
 
-    def judgement(self, now: float) -> Judgement:
-        """Takes the votes up to now, and says how it stands. A rule that was met once stays met."""
+    def judgement(self, now: float, old_run_ms: float | None = None) -> Judgement:
+        """Takes the votes up to now, and says how it stands. A rule that was met once stays met. ``old_run_ms``: the
+        mean time of a run of the old version; it is told where the new one is slower."""
         with self._lock:
             self._advance(now)
             if not self._rule and self._is_broken(now):
                 self._rule = 2
             against, votes_for = self._against, self._for
             leaning = not self._rule and against >= LEANING_VOTES and log_evidence(against, votes_for) > 0
-            text = self._words(self._counts())
+            text = self._words(self._counts(), old_run_ms)
             return Judgement(self._rule, leaning, against, votes_for, needed(votes_for), self._well, text)
 
     def _is_broken(self, now: float) -> bool:
@@ -329,7 +332,7 @@ class TrialEvidence:
             failures=tuple(self._failures),
         )
 
-    def _words(self, counts: TrialCounts) -> str:
+    def _words(self, counts: TrialCounts, old_run_ms: float | None) -> str:
         """For example ``31 of 1204 requests failed, version 7 answered all; votes: 15 against it, 0 for it:
         INTERNAL: ...``, where the error is that of the first failure."""
         text = f"{counts.failed} of {counts.requests} requests failed"
@@ -338,6 +341,9 @@ class TrialEvidence:
             text += f", version {self.old} answered {answered}"
         if self._against or self._for:
             text += f"; votes: {self._against} against it, {self._for} for it"
+        if counts.run_ms and old_run_ms and counts.run_ms >= SLOWER * old_run_ms:
+            times = counts.run_ms / old_run_ms
+            text += f"; a run takes {counts.run_ms:.3g} ms, {times:.2g} times as long as on version {self.old}"
         return f"{text}: {counts.failures[0].error}" if counts.failures else text
 
 

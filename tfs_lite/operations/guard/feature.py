@@ -64,7 +64,7 @@ class Guard(ServerFeature):
     """Trials of pushed versions, and the way back to older ones. Any thread may call any method.
 
     The thread ``tfs-guard`` moves trials on: each second while there are any, else when something happens. It starts
-    with the first list. ``tfs-guard-runs`` runs failures again, from the first trial on.
+    with the first list. Threads ``tfs-guard-runs`` run failures again, from the first trial on.
     """
 
     def __init__(self, core: ServerCore) -> None:
@@ -244,7 +244,10 @@ class Guard(ServerFeature):
 
     def _judgement(self, id: ServableId) -> Judgement:
         found = self._evidence.get(id)
-        return NO_JUDGEMENT if found is None else found.judgement(self._core.clock.monotonic())
+        if found is None:
+            return NO_JUDGEMENT
+        old_run_ms = self.reports.run_ms(ServableId(id.name, found.old))
+        return found.judgement(self._core.clock.monotonic(), old_run_ms)
 
     def _settings_of(self, item: ServableData[StoragePath]) -> TrialSettings:
         """The settings of a load of the item now: those of the model's config, else the flags."""

@@ -144,12 +144,12 @@ class GuardReports:
         view, counts = found
         answers = self.latest(name)
         old_run_ms = counts.old_run_ms
-        if view.trial is not None and (ran := self._run_ms(ServableId(name, view.trial.old))) is not None:
+        if view.trial is not None and (ran := self.run_ms(ServableId(name, view.trial.old))) is not None:
             old_run_ms = ran
         remembered = bool(self._core.options.state_directory)
         return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered)
 
-    def _run_ms(self, id: ServableId) -> float | None:
+    def run_ms(self, id: ServableId) -> float | None:
         """The mean of all its runs that did not fail; None if there are none."""
         totals = self._core.metrics.batches.totals().get((id.name, str(id.version)))
         return totals.run_seconds * 1e3 / totals.timed_runs if totals is not None and totals.timed_runs else None

@@ -2,9 +2,9 @@
 
     TrialEvidence.due -> the version that is drawn -> the other one -> TrialEvidence.on_pair
 
-A pair never disturbs requests for long: it takes the queue of the version as any request does, one pair runs at a time,
-and the evidence leaves a pause behind each. A side that has not answered in time is given up: its calls leave the
-queue, and what already runs holds its version until it ends, as the call of a client that has gone does.
+A pair never disturbs requests for long: it takes the queue of the version as any request does, one pair of a trial runs
+at a time, and the evidence leaves a pause behind each. A side that has not answered in time is given up: its calls
+leave the queue, and what already runs holds its version until it ends, as the call of a client that has gone does.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from tfs_lite.server.inference.shield import all_finite, ending_of, may_repeat
 
 logger = logging.getLogger(__name__)
 HandleOf = Callable[[ModelRef], ServableHandle]
+AT_ONCE = 4
+"""The most pairs that run at a time, each of another trial: a version that hangs must not keep the others waiting."""
 LOOK_SECONDS = 1.0
 """Between looks at the trials, while there are any: a failure that was just kept is due much later."""
 _MARGIN = 0.001
@@ -39,21 +41,22 @@ _MARGIN = 0.001
 
 
 class Reruns:
-    """Runs one pair at a time, of the trials in turn, on the thread ``tfs-guard-runs``, which starts with the first
-    trial and sleeps while there is none. Any thread may call any method. ``watch``* and ``forget``* -> ``close``."""
+    """Runs one pair of each trial at a time, of the trials in turn, on threads ``tfs-guard-runs``: as many as there
+    have been trials at a time, at most :data:`AT_ONCE`. They sleep while there is no trial. Any thread may call any
+    method. ``watch``* and ``forget``* -> ``close``."""
 
     def __init__(self, handle: HandleOf, clock: Clock, random: Random | None = None) -> None:
         """``handle``: of a version by number, as ``ServerCore.handle``. ``random`` draws the side that runs first."""
         self._handle = handle
         self._clock = clock
         self._random = random or Random()
-        self._changed = threading.Condition()  # guards the fields below, and the sides of the pair that runs
+        self._changed = threading.Condition()  # guards the fields below, and the sides of the pairs that run
         self._trials: list[TrialEvidence] = []  # the one whose turn is next comes first
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._closed = False
 
     def watch(self, evidence: TrialEvidence) -> None:
-        """Runs the failures of this trial again from now on. If the system refuses the thread, that is logged, and the
+        """Runs the failures of this trial again from now on. If the system refuses a thread, that is logged, and the
         next trial tries again."""
         with self._changed:
             if self._closed or evidence in self._trials:
@@ -70,28 +73,28 @@ class Reruns:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Gives up the pair that runs, and joins the thread within :data:`~tfs_lite.core.threads.JOIN_SECONDS`."""
+        """Gives up the pairs that run, and joins each thread within :data:`~tfs_lite.core.threads.JOIN_SECONDS`."""
         with self._changed:
             self._closed = True
             self._trials.clear()
             self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
+            threads = tuple(self._threads)
+        for thread in threads:
             join(thread)
 
     def _staff(self) -> None:
-        """Called with the lock held. The thread counts once it has been started."""
-        if self._thread is not None:
+        """Called with the lock held. A thread counts once it has been started."""
+        if len(self._threads) >= min(AT_ONCE, len(self._trials)):
             return
         thread = threading.Thread(target=self._run, name="tfs-guard-runs", daemon=True)
         try:
             start(thread)
         except ServingError as error:
-            logger.warning("%s; failures of versions on trial are not run again for now", error)
+            logger.warning("%s; failures of versions on trial are run again late", error)
         else:
-            self._thread = thread
+            self._threads.append(thread)
 
-    # On the thread.
+    # On the threads.
 
     def _run(self) -> None:
         while not self._closed:
@@ -200,7 +203,7 @@ class Reruns:
 class _Side:
     """The runs of a failure on one version, or on an ensemble that takes the version in its steps. It holds both until
     the last call was answered. ``_answer`` is called on the servable's threads, everything else on that of the
-    pairs."""
+    pair."""
 
     def __init__(
         self,

@@ -126,7 +126,7 @@ def test_a_version_that_was_deleted_is_not_on_disk() -> None:
 
 
 def test_a_held_back_version_says_which_record_does_not_fit() -> None:
-    why = "held back: replay.tfrecord: record 3: output scores: recorded float[1,10], got float[1,12]"
+    why = "model m version 8: held back: replay.tfrecord: record 3: output scores: recorded float[1,10], got [1,12]"
     status = Status(StatusCode.FAILED_PRECONDITION, why, Reason.HELD_BACK)
     state = ServableStateSnapshot(ServableId("m", 8), HarnessState.ERROR, True, status=status)
     held = VersionSnapshot(8, VersionView(state), aspired=True, on_disk=True)

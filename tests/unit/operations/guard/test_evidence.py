@@ -397,6 +397,14 @@ def test_the_words_have_the_numbers_and_the_votes(trial):
     )
 
 
+def test_the_words_say_that_a_run_takes_longer_than_on_the_old_version(trial):
+    trial.ends(TrialEnding(Ending.WELL, run_seconds=0.006), TrialEnding(Ending.WELL, run_seconds=0.012))
+    assert trial.evidence.judgement(trial.now, 7.0).text == "0 of 2 requests failed"
+    judgement = trial.evidence.judgement(trial.now, 3.0)
+    assert judgement.text == "0 of 2 requests failed; a run takes 9 ms, 3 times as long as on version 7"
+    assert not judgement.rule
+
+
 def test_a_trial_without_requests_says_nothing(trial):
     trial.now += 5000.0
     assert trial.judgement == trial.evidence.judgement(trial.now)

@@ -25,7 +25,7 @@ from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.core.trial import Ending, TrialEnding
 from tfs_lite.managers.serving_map import ServingMap
 from tfs_lite.operations.guard.evidence import Pair, Ran, TrialEvidence
-from tfs_lite.operations.guard.reruns import Reruns
+from tfs_lite.operations.guard.reruns import AT_ONCE, Reruns
 from tfs_lite.protocols.runs import Run
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.ensemble.servable import EnsembleServable
@@ -244,7 +244,7 @@ def test_either_side_may_be_the_first(trials):
     assert trials.ran[1::2] == [OLD + NEW - version for version in first]
 
 
-def test_one_pair_runs_at_a_time(trials):
+def test_one_pair_of_a_trial_runs_at_a_time(trials):
     evidence = trials.trial(new=HANGS, old=HANGS)
     trials.fail(evidence, times=6)
     trials.clock.advance(10.0)
@@ -335,8 +335,26 @@ def test_without_the_ensemble_or_the_version_of_its_step_there_is_no_outcome(tri
     assert trials.all_released()
 
 
+def hang(trials: Trials, count: int) -> None:
+    """Lets so many trials have a pair that runs for a minute."""
+    for number in range(count):
+        trials.fail(trials.trial(new=HANGS, old=HANGS, name=f"hangs{number}"))
+    trials.clock.advance(10.0)
+    trials.wait(lambda: len(trials.ran) == count, "every one of them hangs")
+
+
+def test_a_version_that_hangs_keeps_no_other_trial_waiting(trials):
+    hang(trials, AT_ONCE - 1)
+    evidence = trials.trial(new=RAISES)
+    trials.fail(evidence)
+    trials.clock.advance(10.0)
+    new, old = trials.outcome(evidence)
+    assert (new.failed, old.failed) == (True, False)
+
+
 def test_trials_take_turns(trials):
     first, second = trials.trial(name="m"), trials.trial(name="n")
+    hang(trials, AT_ONCE - 1)
     trials.fail(first, times=3)
     trials.fail(second)
     trials.clock.advance(10.0)

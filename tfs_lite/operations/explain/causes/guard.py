@@ -13,7 +13,7 @@ from tfs_lite.operations.guard.trial import By, Rejection
 PAGE = "guarded-versions.md"
 ROLL_BACK_PAGE = "roll-back.md"
 HELD = "held back: "
-"""What the status of a version that was held back begins with."""
+"""What precedes the reason in the status of a version that was held back, behind the version's name."""
 
 
 def goes_back(case: Case) -> Link | None:
@@ -86,7 +86,7 @@ def held_back(case: Case) -> Link | None:
         f"publish a mended one as version {case.next_version}: tfs-lite publish SRC --base BASE; if the change is "
         f"meant: tfs-lite guard accept {what}, or record new answers (tfs-lite record)"
     )
-    return Link("HELD_BACK", status.message.removeprefix(HELD), fix, case.found.since, PAGE)
+    return Link("HELD_BACK", status.message.split(HELD, 1)[-1], fix, case.found.since, PAGE)
 
 
 def label_stays(case: Case) -> Link | None:
