@@ -28,8 +28,9 @@ class Likeness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``output``: the one that the likeness is about, and ``what``: a sentence about it; both are empty for SAME. ``difference``: the largest difference of two numbers in all outputs, in float64; inf
-    where one of them is infinite or NaN."""
+    """``output``: the one that the likeness is about, and ``what``: a sentence about it; both are empty for SAME.
+    ``difference``: the largest difference of two numbers in all outputs, in float64; inf where one of them is infinite
+    or NaN."""
 
     likeness: Likeness = Likeness.SAME
     output: str = ""
