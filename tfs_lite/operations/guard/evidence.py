@@ -141,9 +141,10 @@ class TrialEvidence:
     inputs have at most :data:`MAX_INPUT_BYTES`.
     """
 
-    def __init__(self, id: ServableId, old: int, monotonic: Callable[[], float]) -> None:
-        """``id``: the new version. ``old``: the version that answered before it."""
+    def __init__(self, id: ServableId, old: int, monotonic: Callable[[], float], files: str = "") -> None:
+        """``id``: the new version, with these ``files``. ``old``: the version that answered before it."""
         self.id = id
+        self.files = files
         self.old = old
         self._monotonic = monotonic
         self._begun = monotonic()
