@@ -203,7 +203,7 @@ def test_a_label_whose_version_fails_means_the_one_of_before_and_the_reload_says
 def test_a_label_waits_for_a_version_whose_load_was_once_cancelled(
     fixture: ServerFixture, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rollback that was undone cancels loads, too. The state stays until the config of the label loads the version."""
+    """A rollback that was undone cancels loads. Its state stays until a config loads the version."""
     only = "model_version_policy {{ specific {{ versions: {} }} }} " + STABLE
     fixture.reload(entry("a", only.format(1, 1)))
     publish("a", 2)
