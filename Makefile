@@ -133,20 +133,19 @@ test-all: $(VENV)/.dev $(TFVENV)/.installed
 	$(MAKE) test-lowest test-newer-python
 
 LOWEST := .venv-lowest
-TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis httpx h11 h2 openai trustme psutil
-# Those of the lowest grpcio; their packages ask for an older protobuf than they need.
-OLD_TOOLS := 'grpcio-reflection==1.66' 'grpcio-tools==1.66'
+# Those of the extra `dev` that unit tests import, and the companions of grpcio and onnxruntime.
+TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis httpx h11 h2 openai trustme psutil 'moto[s3]' flask flask-cors \
+  grpcio-reflection grpcio-tools onnx
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/python $(PIP) -c $(LOWEST)/constraints.txt -e '.[demo,examples,generate]'
+	$(LOWEST)/bin/python $(PIP) -c $(LOWEST)/constraints.txt -e '.[demo,examples,generate,onnx,otel,remote]'
 	$(LOWEST)/bin/python $(PIP) -c $(LOWEST)/constraints.txt $(TEST_TOOLS)
-	$(LOWEST)/bin/python $(PIP) --no-deps $(OLD_TOOLS)
 	@touch $@
 
 # The unit tests with the lowest versions that pyproject.toml allows.
 test-lowest: $(LOWEST)/.installed
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal tests/unit tests/contracts $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -m "not load" tests/unit tests/contracts $(PYTEST_ARGS)
 
 NEWER := python3.12
 # The unit tests on a newer Python, where there is one.

@@ -1,5 +1,6 @@
 """Prints the lowest versions of its dependencies that pyproject.toml allows, as constraints for pip.
 
+Of the test tools only those are here that have to fit them: the companions of grpcio, and the maker of ONNX files.
 Of torch only builds for the CPU count: the others pull gigabytes of CUDA. Where the package index has none of the
 lowest version, which is then named on standard error, the version of constraints.txt is taken.
 """
@@ -13,7 +14,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("demo", "examples", "generate")
+EXTRAS = ("demo", "examples", "generate", "onnx", "otel", "remote")
+FITTING = ("grpcio-", "onnx>")
 BOUND = re.compile(r"^([A-Za-z0-9_.-]+)>=([0-9.]+)")
 
 
@@ -21,6 +23,7 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(each for extra in EXTRAS for each in extras[extra])]
+    wanted += [each for each in extras["dev"] if each.startswith(FITTING)]
     for found in filter(None, map(BOUND.match, wanted)):
         name, version = found.groups()
         print(torch(f"torch=={version}+cpu") if name == "torch" else f"{name}=={version}")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.core.trial import Ending, TrialEnding
-from tfs_lite.operations.guard.evidence import KEPT_IN_SPAN, RULE_2_FAILURES, SPAN_SECONDS, Evidence, Ran
+from tfs_lite.operations.guard.evidence import KEPT_IN_SPAN, RULE_2_FAILURES, SPAN_SECONDS, Ran, TrialEvidence
 from tfs_lite.operations.guard.trial import LAST_VOTES_SECONDS, TrialSettings
 from tfs_lite.protocols.runs import Run
 
@@ -94,7 +94,7 @@ class Trial:
         self._failed: list[int] = failed.tolist()
         self._now = 0.0
         self._told = 0  # failures of this span
-        self._evidence = Evidence(ServableId("m", 8), 7, lambda: self._now)
+        self._evidence = TrialEvidence(ServableId("m", 8), 7, lambda: self._now)
 
     def run(self) -> Result:
         ends = self._settings.bake_seconds + LAST_VOTES_SECONDS

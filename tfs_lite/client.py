@@ -10,6 +10,7 @@ It needs grpc, numpy and the protocols of this package, but neither torch nor th
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -59,8 +60,9 @@ _NAME_BEHIND_SOCKET = (("grpc.ssl_target_name_override", "localhost"),)
 """A certificate cannot be for a path."""
 _LOOK_SECONDS = 0.1
 """Seconds between two looks at whether the first connection is there."""
-_OTHER_PROTOCOL = "Failed parsing HTTP/2"
-"""gRPC's words for a peer whose first bytes are of another protocol; its state and its code do not tell."""
+_OTHER_PROTOCOL = re.compile("Failed parsing HTTP/2|Trying to connect an http1.x server")
+"""gRPC's words, in newer and in older releases, for a peer whose first bytes are of another protocol; its state and its
+code do not tell."""
 _RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 2.0
 """The longest first wait between two attempts of a call, and the longest of all; each wait is at most twice the one
 before."""
@@ -338,13 +340,13 @@ class Client:
         while (failure := self._reach(left())) is not None:
             reason = str(failure.details() or failure.code().name)
             is_over = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED or left() <= _LOOK_SECONDS
-            if is_over or not self._waits or _OTHER_PROTOCOL in reason:
+            if is_over or not self._waits or _OTHER_PROTOCOL.search(reason):
                 kind = "with TLS" if self._secure else "without TLS"
-                raise ServingError(
-                    StatusCode.UNAVAILABLE,
-                    f"no gRPC server answered at {self._address}{f' within {bound:g} s' if is_over else ''}; is it "
-                    f"running, is this its gRPC port, and does it speak {kind}? ({reason})",
-                ) from failure
+                within = f" within {bound:g} s" if is_over else ""
+                text = f"no gRPC server answered at {self._address}{within}; is it running, is this its gRPC port, and"
+                if _OTHER_PROTOCOL in reason:
+                    text = f"{self._address} does not speak gRPC; is this its gRPC port (--port, 8500 by default), and"
+                raise ServingError(StatusCode.UNAVAILABLE, f"{text} does it speak {kind}? ({reason})") from failure
             self._closed.wait(_LOOK_SECONDS)
         self._connected = True
 

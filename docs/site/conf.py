@@ -20,7 +20,7 @@ release = re.findall(r'__version__ = "(.+)"', (ROOT / "tfs_lite/__init__.py").re
 
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "examples/*/README.md", "benchmarks/HISTORY.md"]
+include_patterns = ["*.md", "docs/*.md", "examples/README.md", "examples/*/README.md", "benchmarks/HISTORY.md"]
 myst_enable_extensions = ["html_image"]
 myst_heading_anchors = 6
 highlight_language = "none"

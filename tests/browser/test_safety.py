@@ -173,7 +173,8 @@ def test_token_is_asked_for_and_opens_the_page(viewer: Open, publish: Publish, t
         assert seen.page.locator("tbody").count() == 0
         seen.page.get_by_role("button", name="Token").click()
         seen.page.get_by_label("Token of the access file").fill(token)
-        seen.page.get_by_role("button", name="Use").click()
+        seen.page.keyboard.press("Enter")
+        seen.wait(lambda: seen.page.locator("dialog").count() == 0, "Enter is the button Use")
         seen.wait_text("Live", "[role=status]")
         seen.wait_text("Serving", "tbody")
         assert token not in seen.page.content()

@@ -100,6 +100,6 @@ def test_it_saves_serves_predicts_and_explains_outside_of_the_clone_and_the_clie
         assert status == 200, answer
         over_grpc = json.loads(run(alone, "-c", PREDICT, server.target, directory=tmp_path))
         assert json.loads(answer)["predictions"] == [pytest.approx(row) for row in over_grpc]
-        explained = run(command, "explain", "ranker", f"--rest=127.0.0.1:{server.http_port}", directory=tmp_path)
+        explained = run(command, "explain", "ranker", f"--server=127.0.0.1:{server.http_port}", directory=tmp_path)
         assert explained.startswith("ranker (SERVING): ")
     assert server.exit_code == 0

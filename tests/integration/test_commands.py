@@ -31,7 +31,7 @@ def test_published_model_is_listed_and_answers(served, model, addresses):
     published = command("publish", str(served.archive(1)), "--base", str(served.base(model)))
     assert published["version"] == 1
     served.probe.wait_available(model, 1)
-    (listed,) = command("status", model, "--rest", rest)["models"]
+    (listed,) = command("status", model, "--server", rest)["models"]
     assert listed == {"name": model, "versions": [{"version": 1, "state": "AVAILABLE", "error": ""}], "reason": ""}
     answer = command("predict", model, "--input", "x=[[1, 2, 3]]", "--server", grpc)
     assert answer["version"] == 1
@@ -53,7 +53,7 @@ def test_failures_have_exit_code_1_and_say_which_model(served, addresses):
     error = command("predict", "nobody", "--input", "x=[[1]]", "--server", addresses[1], exit_code=1)["error"]
     assert error["code"] == "NOT_FOUND"
     assert "nobody" in error["message"]
-    assert command("status", "nobody", "--rest", addresses[0], exit_code=1)["error"]["code"] == "NOT_FOUND"
+    assert command("status", "nobody", "--server", addresses[0], exit_code=1)["error"]["code"] == "NOT_FOUND"
 
 
 def test_reload_replaces_the_config_of_a_running_server(archives, tmp_path):

@@ -64,7 +64,7 @@ def test_a_version_that_unloaded_itself_has_its_story(root, archives):
         shutil.rmtree(root / "m" / "8")
         until_ended(served, 8)
         gone, begun, drained, ended = texts(ask(served.url, model="m")["events"], 8)[-4:]
-    assert gone == "un-aspired by POLL: directory 8 is gone"
+    assert gone == "no longer wanted (POLL): directory 8 is gone"
     assert begun == "unload begun, wanted by POLL"
     assert drained.startswith("DRAINED in ")
     assert drained.endswith(" s")
@@ -77,7 +77,7 @@ def test_a_reload_is_named_with_its_caller_also_when_it_is_refused(root, archive
         served.reload(entry("n"))
         until_ended(served, 1)
         events = ask(served.url)["events"]
-        assert "un-aspired by RELOAD_RPC (127.0.0.1): the model is not in the config any more" in texts(events)
+        assert "no longer wanted (RELOAD_RPC, 127.0.0.1): the model is not in the config any more" in texts(events)
         added = [event for event in events if event["model"] == "n" and event["kind"] == "ASPIRED"]
         assert [(event["cause"], event["by"]) for event in added] == [("RELOAD_RPC", "127.0.0.1")]
         wrong = config_text(root, entry("n", 'version_labels { key: "x" value: 7 }'))
@@ -125,7 +125,7 @@ def test_events_stream_over_grpc_too(root):
             "/tfs_lite.AdminService/Events", AdminRequest.SerializeToString, AdminResponse.FromString
         )
         answers = call(AdminRequest(json=b'{"model": "m", "kind": ["ASPIRED"]}'), timeout=30)
-        assert json.loads(next(answers).json)["text"] == "aspired by START"
+        assert json.loads(next(answers).json)["text"] == "wanted by START"
         answers.cancel()
         with pytest.raises(grpc.RpcError) as refused:
             next(call(AdminRequest(json=b'{"kind": ["NONE"]}'), timeout=30))
@@ -155,14 +155,14 @@ def test_wrong_questions_are_refused_with_what_is_right(root, query, words):
 def test_the_command_shows_the_story(root, capsys):
     with serving(root, model_name="m", model_base_path=str(root / "m")) as served:
         rest = served.url.removeprefix("http://")
-        assert main(["events", "m", "--rest", rest, "--since", "1h"]) == 0
+        assert main(["events", "m", "--server", rest, "--since", "1h"]) == 0
         shown = capsys.readouterr().out
-        assert "m@1  aspired by START" in shown
+        assert "m@1  wanted by START" in shown
         assert "m@1  AVAILABLE after " in shown
-        assert main(["events", "--rest", rest, "--kind", "server_started", "--json"]) == 0
+        assert main(["events", "--server", rest, "--kind", "server_started", "--json"]) == 0
         (line,) = capsys.readouterr().out.splitlines()
         assert json.loads(line)["kind"] == "SERVER_STARTED"
-    assert main(["events", "--rest", rest]) == 1
+    assert main(["events", "--server", rest]) == 1
     assert "no server answers" in capsys.readouterr().err
 
 
@@ -215,7 +215,7 @@ def test_following_goes_on_over_a_restart(root, tmp_path, archives):
         seen.extend(lines)
 
     with server:
-        command = [*default_command(), "events", "--follow", "--json", f"--rest=127.0.0.1:{server.http_port}"]
+        command = [*default_command(), "events", "--follow", "--json", f"--server=127.0.0.1:{server.http_port}"]
         following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         reader = threading.Thread(target=read, args=(following.stdout,))
         reader.start()

@@ -311,7 +311,7 @@ def test_labels_that_are_refused_at_every_look_are_one_line_and_the_status_says_
         explain.wait("m", "SERVING", "!CONFIG_NOT_APPLIED", "stable")
         wait_until(lambda: times(served) > 3, "it was looked at some more times")
         assert len([line for line in caplog.messages if "refused, nothing changed" in line]) == 1
-        rest = f"--rest={served.url.removeprefix('http://')}"
+        rest = f"--server={served.url.removeprefix('http://')}"
         assert main(["status", rest]) == 0
         table, _, told = capsys.readouterr().out.partition("the config file was refused: ")
         assert "AVAILABLE" in table
@@ -393,7 +393,7 @@ def test_a_model_that_is_not_batched_says_why(tmp_path: Path, capsys: pytest.Cap
         (note,) = answer["notes"]
         assert note.startswith("version 1: no two calls share a run: a row's answer depends on the rows beside it")
         assert not answer["because"]
-        rest = f"--rest={served.url.removeprefix('http://')}"
+        rest = f"--server={served.url.removeprefix('http://')}"
         assert main(["explain", "m", rest]) == 0
         assert note in " ".join(capsys.readouterr().out.split())
         assert main(["status", rest, "--verbose"]) == 0

@@ -13,15 +13,13 @@ import httpx
 import pytest
 
 from tests.support.servers.in_process import TIMEOUT, ServerFixture, config_text, entry, serving
-from tests.support.servers.models import PYTHON_CONFIG, write_python_version
+from tests.support.servers.models import write_python_version
 from tests.support.servers.process import wait_until
 from tfs_lite.config.text import parse_model_server_config
-from tfs_lite.core.history import EventKind
 from tfs_lite.core.publish import publish
-from tfs_lite.core.servable import ServableId, VersionState
+from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.operations.guard.feature import Guard
-from tfs_lite.operations.guard.shadow import ShadowReport
 from tfs_lite.operations.guard.stage import GuardView
 from tfs_lite.operations.guard.trial import Command, Outcome, Verb
 from tfs_lite.operations.what_if.feature import Forecasts
@@ -351,38 +349,3 @@ def test_forecast_of_a_reload_knows_what_was_taken_back_and_what_is_kept(tmp_pat
         found.say(Verb.UNDO)
         found.wait_states(v1=AVAILABLE, v2=END)
         assert fates() == {1: Fate.STAY}
-
-
-def test_version_in_its_shadow_answers_nobody_and_what_its_copies_show_is_told(tmp_path: Path) -> None:
-    put(tmp_path, 1)
-    with guarded(tmp_path) as found:
-        staged = write_python_version(tmp_path / "shadowed", 2, GOOD.format(2))
-        settings = {"shadow_percent": 100, "shadow_seconds": 600}
-        parameters = [
-            f'parameters {{ key: "guard.{name}" value {{ string_value: "{value}" }} }}'
-            for name, value in settings.items()
-        ]
-        (staged / "config.pbtxt").write_text(PYTHON_CONFIG + "\n".join(parameters))
-        publish(str(staged), str(tmp_path / "m"), 2)
-        found.wait_trial(2, 1)
-
-        def shown() -> ShadowReport:
-            assert found.served.version() == 1
-            report = found.guard.shadow(ServableId("m", 2))
-            assert report is not None
-            return report
-
-        wait_until(lambda: shown().compared >= 3, "three copies are compared", TIMEOUT)
-        assert found.served.version(version=2) == 2, "by its number it answers"
-        report = shown()
-        assert (report.changed, report.nonfinite, dict(report.failed)) == (report.compared, 0, {})
-        assert (report.difference, report.output) == (1.0, "y")
-        found.say(Verb.ACCEPT)
-        found.wait_answer(2)
-        standing = found.guard.reports.standing("m")
-        assert standing is not None
-        shadow = standing.as_json["shadow"]
-        assert shadow["changed"] == shadow["compared"] >= 3
-        history = found.served.server.core.history
-        told = [event for event in history.of_model("m") if "shadow" in event.details]
-        assert [event.kind for event in told] == [EventKind.BAKE_ENDED]

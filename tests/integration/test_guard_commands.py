@@ -62,7 +62,7 @@ class NightFixture:
     def run(self, *words: str, grpc: bool = False) -> tuple[int, str]:
         """The exit code, and what was printed."""
         served = self.served
-        where = f"--server={served.target}" if grpc else f"--rest=127.0.0.1:{served.server.rest_api_port}"
+        where = f"--server={served.target}" if grpc else f"--server=127.0.0.1:{served.server.rest_api_port}"
         code = main([*words, where])
         found = self._capsys.readouterr()
         return code, found.out + found.err

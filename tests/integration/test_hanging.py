@@ -282,7 +282,7 @@ def test_replaced_load_that_a_request_keeps_is_told_like_a_withdrawn_version(
         assert probe.ask("sick") is not None
         assert server.states("sick") == {1: ("AVAILABLE", "")}
         assert 'draining_requests{model="sick",version="1"} 1.0' in server.process.get("/metrics")[1].decode()
-        command = [*default_command(), "status", "--verbose", f"--rest=127.0.0.1:{server.process.http_port}"]
+        command = [*default_command(), "status", "--verbose", f"--server=127.0.0.1:{server.process.http_port}"]
         shown = subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=True).stdout
         assert json.loads(shown)["models"][0]["versions"][0]["numbers"]["draining"] == 1
         assert "was loaded anew, and requests inside it go on for longer than 1 s" in server.process.log()

@@ -71,7 +71,7 @@ def test_a_load_is_told_while_it_goes_on(tmp_path: Path, worker: str, capsys: py
             assert metric(served, 'tfs_lite_model_available{model="slow"}') == "0.0"
             assert metric(served, "tfs_lite_ready") == "0.0"
             assert metric(served, 'tfs_lite_version_state_seconds{model="slow",state="LOADING",version="1"}') != ""
-            assert main(["status", "--rest", address]) == 0
+            assert main(["status", "--server", address]) == 0
             assert "opening the model for" in capsys.readouterr().out
         finally:
             gate.touch()
@@ -82,7 +82,7 @@ def test_a_load_is_told_while_it_goes_on(tmp_path: Path, worker: str, capsys: py
         assert "load_progress" not in listed(served)["slow"]
         assert metric(served, 'tfs_lite_model_available{model="slow"}') == "1.0"
         assert metric(served, "tfs_lite_ready") == "1.0"
-        assert main(["status", "--json", "--rest", address]) == 0
+        assert main(["status", "--json", "--server", address]) == 0
         (model,) = json.loads(capsys.readouterr().out)["models"]
         assert "progress" not in model["versions"][0]
 

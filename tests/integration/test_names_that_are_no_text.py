@@ -59,7 +59,7 @@ def test_the_status_over_grpc_says_which_file_it_is(server: ServerProcess) -> No
 @pytest.mark.parametrize("command", ["status", "explain", "events"])
 def test_commands_print_what_there_is(server: ServerProcess, command: str) -> None:
     (program,) = default_command()
-    address = f"--rest=127.0.0.1:{server.http_port}"
+    address = f"--server=127.0.0.1:{server.http_port}"
     done = subprocess.run([program, command, address], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.returncode == (1 if command == "explain" else 0)  # one model does not serve

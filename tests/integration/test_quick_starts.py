@@ -29,8 +29,9 @@ from tests.support.servers.process import ServerProcess, wait_until
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
-FILE = re.compile(r"# ((?:\w+/)*[\w.]+\.(?:py|yaml|pbtxt))(?::.*)?\n")
+FILE = re.compile(r"# ((?:\w+/)*[\w.]+\.(?:py|yaml|pbtxt|config))(?::.*)?\n")
 """The first line of a block that is a file."""
+PORTS = ("--port=8500", "--rest_api_port=8501")
 PATIENCE = 120.0
 
 
@@ -91,7 +92,7 @@ class Newcomer:
         if found := FILE.match(text):
             path = self.directory / found[1]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_text(self._with_ports(text), encoding="utf-8")
             if found[1] == "save.py":  # nothing else on its page runs it
                 yield self._run("python", found[1])
         elif block.language == "python":
@@ -116,19 +117,18 @@ class Newcomer:
             return self._installs(words)
         if words[0].endswith("tfs-lite") and words[1] == "serve":
             return self._serve(words[2:])
-        if self.server is not None and words[0].endswith("tfs-lite") and words[1] in ("status", "explain", "events"):
-            command = f"{command.partition('  #')[0]} --rest=127.0.0.1:{self.server.http_port}"
-        if self.server is not None and words[0].endswith("tfs-lite") and words[1] == "predict":
-            command = f"{command} --server={self.server.target}"
         return self._run("bash", "-euc", re.sub(r"^curl ", "curl --silent --show-error --fail-with-body ", command))
 
     def _serve(self, flags: list[str]) -> str:
+        flags = [flag for flag in flags if flag not in PORTS]
         self.server = self._open.enter_context(ServerProcess(*flags, directory=self.directory, env=self.env))
         self.server.wait_ready()
         return ""
 
     def _run(self, *command: str) -> str:
         env = {**os.environ, **self.env, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        if self.server is not None:
+            env["TFS_LITE_SERVER"] = self.server.target
         done = subprocess.run(
             [self._with_ports(word) for word in command],
             cwd=self.directory,
@@ -381,3 +381,161 @@ def test_an_archive_of_torchserve(tmp_path: Path) -> None:
         assert len(answer(asked)["predictions"][0]) == 2
         *_, named = newcomer.do(*blocks(page, "A handler"))
         assert answer(named)["predictions"][0]["name"] in ("small", "large")
+
+
+TORCHVISION = """import types
+
+import torch
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.steps = torch.nn.Sequential(
+            torch.nn.Conv2d(width, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU()
+        )
+
+    def forward(self, x):
+        return x + self.steps(x)
+
+
+def get_model(name, weights):
+    width = {"resnet18": 8, "resnet34": 16}[name]
+    first = torch.nn.Conv2d(3, width, 7, stride=8)
+    last = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(width, 1000))
+    return torch.nn.Sequential(first, Block(width), Block(width), *last)
+
+
+class ResNet18_Weights:
+    DEFAULT = types.SimpleNamespace(meta={"categories": [f"class {number}" for number in range(1000)]})
+"""
+"""Small residual networks in place of torchvision's, which is no dependency and whose weights lie behind a network."""
+
+
+@pytest.mark.load
+def test_a_resnet_is_served_pushed_under_load_and_rolled_back(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    page = "docs/tutorial-resnet.md"
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision/models.py").write_text(TORCHVISION)
+    with Newcomer(tmp_path) as newcomer:
+        newcomer.do(*blocks(page, "1. Install"), *blocks(page, "2. Save"))
+        *_, checked = newcomer.do(*blocks(page, "3. Labels and batching"))
+        assert "served" in checked
+        assert "classes string[-1,1000]" in checked
+        *_, asked = newcomer.do(*blocks(page, "4. Serve and ask"))
+        assert re.fullmatch(r"version 1\n(  0\.\d% class \d+\n){3}", asked)
+        loaded, _ = newcomer.do(*blocks(page, "5. Push a second version under load"))
+        assert re.fullmatch(r"version 1: \d+ answers; version 2: 20\d answers; errors: 0\n", loaded)
+        push, remove = blocks(page, "6. When a push fails")
+        *made, explain = commands(push.text)
+        newcomer.do(Block("", "\n".join(made)))
+        assert newcomer.server is not None
+        server = newcomer.server
+        wait_until(lambda: b"ARTEFACT_REFUSED" in server.get("/v1/models/resnet:explain")[1], "it is refused")
+        (explained,) = newcomer.do(Block("", explain))
+        assert all(line.split(" (since")[0] in explained for line in push.text.splitlines()[4:] if "..." not in line)
+        newcomer.do(remove)
+        went_back, asked, _ = newcomer.do(*blocks(page, "7. Roll back"))
+        assert "version 1 answers now" in went_back
+        assert asked.startswith("version 1\n")
+
+
+TINY = """from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast
+
+words = {word: i for i, word in enumerate("[PAD] [UNK] [CLS] [SEP] a an what great awful film day".split())}
+made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+made.pre_tokenizer = pre_tokenizers.Whitespace()
+made.post_processor = processors.TemplateProcessing(
+    single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+)
+names = {0: "NEGATIVE", 1: "POSITIVE"}
+config = DistilBertConfig(vocab_size=len(words), dim=32, hidden_dim=64, n_layers=2, n_heads=2, id2label=names)
+DistilBertForSequenceClassification(config).save_pretrained("first")
+PreTrainedTokenizerFast(
+    tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", model_max_length=128
+).save_pretrained("first")
+"""
+"""Makes, in place of the hub's, a classifier with random weights."""
+
+
+@pytest.mark.load
+def test_a_classifier_is_tuned_and_pushed_under_the_guard(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `generate` is not installed")
+    page = "docs/tutorial-classifier.md"
+    install, fetch, run = blocks(page, "1. Install, and fetch a model")
+    assert 'save_pretrained("first")' in fetch.text
+    with Newcomer(tmp_path) as newcomer:
+        newcomer.do(install, Block("python", f"# first.py\n{TINY}"), run)
+        *_, checked = newcomer.do(*blocks(page, "2. Publish and check"))
+        assert "served" in checked
+        serve, ask, printed = blocks(page, "3. Serve and ask")
+        newcomer.do(serve)
+        assert newcomer.server is not None
+        server = newcomer.server
+        for asked, shown in zip(newcomer.do(ask), printed.text.splitlines(), strict=True):
+            assert answer(asked).keys() == answer(shown.replace(", ...]", "]")).keys()
+        tune, push, whole = blocks(page, "4. Fine-tune, and push too early")
+        *made, explain = commands(push.text)
+        newcomer.do(tune, Block("", "\n".join(made)))
+        wait_until(lambda: b"ARTEFACT_REFUSED" in server.get("/v1/models/moods:explain")[1], "it is refused")
+        (explained,) = newcomer.do(Block("", explain))
+        assert "there is no tokenizer.json" in explained
+        newcomer.do(whole)
+        wait_until(lambda: server.get("/v2/models/moods/versions/3/ready")[0] == 200, "the whole version is served")
+        watch, accept = blocks(page, "5. The trial")
+        (watched,) = newcomer.do(watch)
+        assert "version 3 answers, but it is on trial until" in watched
+        accepted, asked = newcomer.do(accept)
+        assert "accepted" in accepted
+        assert answer(asked)["predictions"][0]["labels"] in ("NEGATIVE", "POSITIVE")
+
+
+def test_a_config_of_openvino_model_server(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    pytest.importorskip("onnx")
+    page = "docs/from-openvino.md"
+    with Newcomer(tmp_path) as newcomer:
+        newcomer.do(*blocks(page, "1. Install"))
+        refused, _, served = newcomer.do(*blocks(page, "2. The files"))
+        assert "iris.onnx is an ONNX model under another" in " ".join(refused.split())
+        assert "onnxruntime_onnx" in served
+        translated, checked = newcomer.do(*blocks(page, "3. The config"))
+        assert translated == "iris has no longer: nireq=4\n"
+        assert "served" in checked
+        serve, ask, printed = blocks(page, "4. Serve and ask")
+        newcomer.do(serve)
+        assert [answer(asked) for asked in newcomer.do(ask)] == [answer(line) for line in printed.text.splitlines()]
+        (push,) = blocks(page, "5. Push, explain, roll back")
+        published, explain, rollback = commands(push.text)
+        newcomer.do(Block("", published))
+        assert newcomer.server is not None
+        server = newcomer.server
+        wait_until(lambda: server.get("/v2/models/iris/versions/2/ready")[0] == 200, "the pushed version is served")
+        explained, went_back = newcomer.do(Block("", f"{explain}\n{rollback}"))
+        assert explained.startswith("iris (SERVING): version 2 answers")
+        assert went_back.startswith("model iris: version 1 answers now")
+
+
+def test_a_config_and_the_flags_of_tensorflow_serving(tmp_path: Path) -> None:
+    page = "docs/from-tf-serving.md"
+    model, config, save, serve, ask, push = blocks(page, "Ten minutes")
+    with Newcomer(tmp_path) as newcomer:
+        *_, checked = newcomer.do(model, config, save)
+        assert "served" in checked
+        newcomer.do(serve)
+        (asked,) = newcomer.do(ask)
+        assert asked in ask.text
+        *_, reloaded, labelled = newcomer.do(push)
+        assert "version_labels" in reloaded
+        assert labelled in push.text
+
+
+def test_pages_name_the_torch_that_the_project_takes() -> None:
+    """Without bounds pip takes the newest torch, which the next ``pip install .`` replaces by another build."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (bounds,) = (name for name in project["dependencies"] if re.match(r"torch\b", name))
+    pages = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    named = [found for page in pages for found in re.findall(r"pip install[^`\n]*?\b(torch\b[^' ]*)", page.read_text())]
+    assert set(named) == {bounds}

@@ -55,7 +55,7 @@ def test_a_version_that_is_being_fetched_is_start_with_its_bytes_and_explained_w
     assert model["model_version_status"][0]["state"] == "START"
     assert model["load_progress"][0]["phase"] == "fetching the files"
     assert model["load_progress"][0]["expected_bytes"] > 4 << 20
-    main(["status", "slow", "--rest", place.served.url.removeprefix("http://")])
+    main(["status", "slow", "--server", place.served.url.removeprefix("http://")])
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 START fetching the files: " in shown
     assert "1 AVAILABLE" in shown

@@ -104,7 +104,7 @@ def test_every_page_tells_of_replicas_that_wait_are_ready_and_are_lost(
     assert again["reason"] in REASONS
     assert samples(served, "replica_losses_total", **of_version) == [1]
     capsys.readouterr()
-    assert main(["status", "m", "--verbose", "--rest", served.url.removeprefix("http://")]) == 0
+    assert main(["status", "m", "--verbose", "--server", served.url.removeprefix("http://")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "ray 2/2 up" in shown
     assert f"{again['name']} {again['node']} {again['pid']} ready" in shown

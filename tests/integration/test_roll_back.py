@@ -110,7 +110,7 @@ SITUATIONS = {
 
 def roll_back(served: ServerFixture, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What ``tfs-lite rollback`` prints where it succeeds."""
-    code = main(["rollback", *words, f"--rest={served.url.removeprefix('http://')}"])
+    code = main(["rollback", *words, f"--server={served.target}"])
     said = capsys.readouterr()
     assert code == 0, said.out + said.err
     return said.out

@@ -93,12 +93,12 @@ def test_ready_says_that_a_model_of_the_config_has_no_version(archives, tmp_path
         assert get("/v1/overview")[0] == 200
         overview: dict[str, Any] = json.loads(get("/v1/overview")[1])["server"]
         assert (overview["ready"], overview["why"]) == (True, "1 of 2 models answers")
-        assert main(["status", f"--rest={served.url.removeprefix('http://')}"]) == 0
+        assert main(["status", f"--server={served.url.removeprefix('http://')}"]) == 0
         assert "1 of 2 models answers; not: bad" in capsys.readouterr().out
         archives.write_version(2, tmp_path / "bad")
         wait_until(lambda: get("/readyz") == (200, b"ok\n", "2/2"), "both answer")
         assert json.loads(get("/v1/overview")[1])["server"]["why"] == ""
-        assert main(["status", f"--rest={served.url.removeprefix('http://')}"]) == 0
+        assert main(["status", f"--server={served.url.removeprefix('http://')}"]) == 0
         assert "models answer" not in capsys.readouterr().out
 
 
@@ -170,7 +170,7 @@ def test_ready_and_the_status_say_that_all_processes_of_a_version_are_dead(tmp_p
         causes = [link["cause"] for link in json_of(url, "/v1/models/m:explain")["because"]]
         assert "WORKER_DOWN" in causes
         assert "QUEUE_FULL" not in causes
-        assert main(["status", f"--rest={url.removeprefix('http://')}"]) == 0
+        assert main(["status", f"--server={url.removeprefix('http://')}"]) == 0
         assert "0 of 1 model answers; not: m" in capsys.readouterr().out
         model.write_text(good)
         wait_until(lambda: readiness(url) == (200, b"ok\n", "1/1"), "it answers again")

@@ -89,7 +89,7 @@ def client(server: ServerProcess) -> Iterator[Client]:
 
 def worker_of(server: ServerProcess, model: str) -> dict[str, Any]:
     """The worker of its only instance, as ``tfs-lite status`` shows it."""
-    command = [*default_command(), "status", model, "--verbose", "--json", "--rest", f"127.0.0.1:{server.http_port}"]
+    command = [*default_command(), "status", model, "--verbose", "--json", "--server", f"127.0.0.1:{server.http_port}"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     (found,) = json.loads(shown.stdout)["models"]
     (worker,) = found["versions"][0]["numbers"]["workers"]

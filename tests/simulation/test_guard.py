@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import pytest
@@ -28,7 +29,7 @@ from tests.support.lifecycle.guard_fixture import Files, GuardFixture
 from tests.support.profiles import CountedMachine, SeededRuns
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
-from tfs_lite.operations.guard.trial import MAX_SECONDS, Judgement, Running, Stage, TrialSettings, Verb
+from tfs_lite.operations.guard.trial import MAX_SECONDS, Judgement, Running, TrialSettings, Verb
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
 
 NAMES = ("a", "b", "c")
@@ -37,8 +38,6 @@ SETTINGS = [
     TrialSettings(600),
     TrialSettings(60, bake_requests=100),
     TrialSettings(600, tells_only=True),
-    TrialSettings(600, shadow_percent=10, shadow_seconds=120),
-    TrialSettings(0, shadow_percent=10, shadow_seconds=120),
     TrialSettings(),
 ]
 JUDGEMENTS = [
@@ -163,8 +162,7 @@ class Guarded(CountedMachine):
         trials = list(self._trials())
         if trials:
             name, trial = trials[index % len(trials)]
-            self.guarded.judge(name, trial.new, judgement)
-            self.guarded.answers[ServableId(name, trial.new)] = answers
+            self.guarded.judge(name, trial.new, replace(judgement, answered=answers))
         self._step(then)
 
     @rule(seconds=st.sampled_from([1, 20, 130, 620, 3600, MAX_SECONDS]), then=THEN)
@@ -285,15 +283,14 @@ class Guarded(CountedMachine):
             assert guarded.answers_with(name) not in state.rejected, f"{name}: {state}"
             running = state.running
             if running is not None:
-                settings, since = running.settings, now - running.since
-                bound = settings.shadow_seconds if running.stage is Stage.SHADOW else max(3600, MAX_SECONDS)
-                assert since < bound, f"{name}: {running} for {since} s"
+                since = now - running.since
+                assert since < max(3600, MAX_SECONDS), f"{name}: {running} for {since} s"
             waits = {trial.new for trial in state.armed.values() if running is None or trial.new > running.new}
             assert not waits, f"{name}: {waits} do not begin: {state}, {guarded.server.ready(name)}"
             if name not in guarded.unreadable:
                 assert state.going_back is None, f"{name}: {state}"
         if self.ram is not None and any(
-            trial.stage is Stage.SHADOW or guarded.judgements.get(ServableId(name, trial.new), JUDGEMENTS[-1]).leaning
+            guarded.judgements.get(ServableId(name, trial.new), JUDGEMENTS[-1]).leaning
             for name, trial in self._trials()
         ):
             return  # the old version of these stays, whoever needs its memory

@@ -53,7 +53,6 @@ class GuardedSimulation(Simulation):
             hold=ignore,
             set_trials=ignore,
             judgement=lambda servable_id: self.judgements.get(servable_id, NO_JUDGEMENT),
-            answered=lambda servable_id: 0,
             wake=ignore,
             on_disk=self._on_disk,
             reject=ignore,

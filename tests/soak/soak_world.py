@@ -688,7 +688,7 @@ class Soak:
     def _ask_command(self, planned: Round, trouble: Trouble) -> None:
         what = trouble.model if trouble.version is None else f"{trouble.model}@{trouble.version}"
         address = f"127.0.0.1:{self.server.ports[1]}"
-        command = [*default_command(), "explain", what, "--json", f"--rest={address}"]
+        command = [*default_command(), "explain", what, "--json", f"--server={address}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         try:
             answer = json.loads(done.stdout)

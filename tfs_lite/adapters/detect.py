@@ -24,19 +24,21 @@ _ELSEWHERE = {
     ".mar": "an archive of TorchServe: docs/from-torchserve.md says how its model is served",
     ".pth": "weights without their module: docs/saving.md says how a module is saved",
     ".ckpt": "a checkpoint, which has weights without their module: docs/saving.md says how a module is saved",
-    ".bin": "weights without what describes the model: save it anew with save_pretrained or tfs_lite.save",
     ".safetensors": "weights without what describes the model: config.json or model.py has to lie beside them",
     ".pkl": "a pickle, which may run any code: docs/python-models.md says how such a model is served",
     ".joblib": "a pickle, which may run any code: docs/python-models.md says how such a model is served",
     ".keras": "a model of Keras: export it as a SavedModel, or as ONNX",
     ".h5": "a model of Keras: export it as a SavedModel, or as ONNX",
     ".tflite": "a model for LiteRT: export the model that it was made from as a SavedModel, or as ONNX",
-    ".xml": "a model of OpenVINO: export the model that it was made from as ONNX, or save its module",
+    ".xml": "a model of OpenVINO: docs/from-openvino.md says how the model that it was made from is served",
+    ".bin": "weights without what describes the model: save it anew with save_pretrained or tfs_lite.save",
+    ".onnx": "an ONNX model under another name than model.onnx: rename it, or publish the file by itself",
     ".plan": "an engine of TensorRT: save the module that it was made from, or export it as ONNX",
     ".engine": "an engine of TensorRT: save the module that it was made from, or export it as ONNX",
     ".gguf": "a language model for llama.cpp: docs/language-models.md says which files are served",
 }
-"""What other servers and libraries call their models, by the ending of the name, and what to do with such a file."""
+"""What other servers and libraries call their models, by the ending of the name, and what to do with such a file. The
+first ending counts that a version has: the .bin of an OpenVINO model lies beside its .xml."""
 logger = logging.getLogger(__name__)
 
 
@@ -138,9 +140,9 @@ def _look_into(path: str) -> tuple[int, frozenset[str]]:
 
 
 def _advice(files: VersionFiles) -> str:
-    """What to do with the first file that other servers or libraries would open; it follows on a sentence."""
-    known = ((name, _ELSEWHERE.get(os.path.splitext(name)[1].lower())) for name in sorted(files.names))
-    return next((f"; {name} is {what}" for name, what in known if what), "")
+    """What to do with a file that other servers or libraries would open; it follows on a sentence."""
+    names = {os.path.splitext(name)[1].lower(): name for name in sorted(files.names, reverse=True)}
+    return next((f"; {names[ending]} is {what}" for ending, what in _ELSEWHERE.items() if ending in names), "")
 
 
 def _shown(files: VersionFiles) -> str:

@@ -1,15 +1,19 @@
-"""The argument parser with one-line errors, and the client, of all commands but ``serve``."""
+"""The argument parser with one-line errors, and the way to a running server, of all commands but ``serve``.
+
+A server has two ports, and ``--server`` names either. A command that can ask over both protocols (:func:`ask`) takes
+the one that the port speaks; one that cannot says which port it needs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from tfs_lite.cli.output import UsageError, nearest
+from tfs_lite.cli.output import TOKEN_VARIABLE, UsageError, nearest
 from tfs_lite.core.servable import parse_version
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.bearer import bearer
@@ -19,7 +23,12 @@ if TYPE_CHECKING:
     from tfs_lite.cli.http import AskedServer
     from tfs_lite.client import Client
 
-TOKEN_VARIABLE = "TFS_LITE_TOKEN_FILE"
+T = TypeVar("T")
+
+SERVER_VARIABLE = "TFS_LITE_SERVER"
+GRPC_PORT, HTTP_PORT = 8500, 8501
+"""The ports of a server that was started without flags for them."""
+_LOCAL = "127.0.0.1"
 
 _CONNECT_TIMEOUT = 10.0
 _TLS_FILES = {
@@ -72,6 +81,73 @@ def version_number(text: str) -> int:
     return version
 
 
+def add_server(parser: Parser) -> None:
+    """Adds the options that say which server is asked, and how."""
+    parser.add_argument("--server", metavar="HOST[:PORT]", type=_address, help=_SERVER_HELP)
+    add_credentials(parser)
+    add_waiting(parser)
+
+
+_SERVER_HELP = (
+    f"the server, by its gRPC or HTTP port; {SERVER_VARIABLE} in the environment is the default, else {_LOCAL}; "
+    f"without a port it is {HTTP_PORT} for what goes over HTTP, {GRPC_PORT} for gRPC"
+)
+
+
+def _address(text: str) -> str:
+    """An argparse type: an address, with or without a port."""
+    if not text.strip() or ("/" in text and not text.startswith("unix:")):
+        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT (and no http://), got {text!r}")
+    return text
+
+
+def server_address(args: argparse.Namespace, port: int) -> str:
+    """The address of ``--server``, of the environment, or of this machine; with ``port`` where it names none."""
+    given = args.server or os.environ.get(SERVER_VARIABLE) or _LOCAL
+    if given.startswith("unix:"):
+        return str(given)
+    if given.count(":") > 1 and not given.startswith("["):
+        given = f"[{given}]"
+    return str(given) if given.rpartition("]")[2].count(":") else f"{given}:{port}"
+
+
+def ask(
+    args: argparse.Namespace,
+    over_http: Callable[[AskedServer], T],
+    over_grpc: Callable[[Client], T],
+    timeout: float | None = None,
+) -> T:
+    """The answer of the server of ``args``, over the protocol that its port speaks: gRPC with the files of TLS or a
+    path, else HTTP, and gRPC if the port says so. ``args`` remember that. ``timeout``: seconds for an answer."""
+    from tfs_lite.cli.http import ANSWER_TIMEOUT, IsGrpcPort
+
+    if not wants_grpc(args):
+        try:
+            return over_http(http_server(server_address(args, HTTP_PORT), args, timeout))
+        except IsGrpcPort:
+            args.is_grpc_port = True
+    with grpc_client(server_address(args, GRPC_PORT), timeout or ANSWER_TIMEOUT, args) as client:
+        return over_grpc(client)
+
+
+def http_questions(args: argparse.Namespace, what: str) -> AskedServer:
+    """The server of ``args``, for questions that only its HTTP port answers. UsageError where that cannot be."""
+    if wants_grpc(args):
+        raise UsageError(f"{what} goes over HTTP, in plain text: give --server the HTTP port, and no files of TLS")
+    return http_server(server_address(args, HTTP_PORT), args)
+
+
+def grpc_questions(args: argparse.Namespace, timeout: float) -> Client:
+    """A client of the server of ``args``, for what goes over gRPC; see :func:`grpc_client`."""
+    return grpc_client(server_address(args, GRPC_PORT), timeout, args)
+
+
+def wants_grpc(args: argparse.Namespace) -> bool:
+    """Whether the server can be asked over gRPC only: commands speak no TLS over HTTP."""
+    is_path = server_address(args, HTTP_PORT).startswith("unix:")
+    return is_path or getattr(args, "is_grpc_port", False) or any(getattr(args, name, None) for name in _TLS_FILES)
+
+
 def add_credentials(parser: Parser) -> None:
     """Adds the options for a TLS connection and for the token, which :func:`grpc_client` and :func:`http_server`
     read."""
@@ -112,10 +188,10 @@ def unconnected_client(address: str, timeout: float, credentials: argparse.Names
     """The same, and the server has not been waited for: ``connect`` does that."""
     from tfs_lite.client import Client
 
-    files = {name: _read(getattr(credentials, name), f"--{name}") for name in _TLS_FILES}
+    files = {name: _read(getattr(credentials, name, None), f"--{name}") for name in _TLS_FILES}
     token = read_token(credentials)
     if token and files["root_certificates"] is None:
-        _warn_of_plain_text(address)
+        _warn_of_plain_text(address, credentials)
     wait = getattr(credentials, "wait_for_server", None)
     return Client(
         address,
@@ -135,7 +211,7 @@ def http_server(address: str, credentials: argparse.Namespace, timeout: float | 
 
     token = read_token(credentials)
     if token:
-        _warn_of_plain_text(address)
+        _warn_of_plain_text(address, credentials)
     wait = getattr(credentials, "wait_for_server", None)
     return AskedServer(address, token, timeout or ANSWER_TIMEOUT, wait or 0.0)
 
@@ -155,7 +231,11 @@ def read_token(credentials: argparse.Namespace) -> str:
     return token
 
 
-def _warn_of_plain_text(address: str) -> None:
+def _warn_of_plain_text(address: str, credentials: argparse.Namespace) -> None:
+    """Tells it once for a command line."""
+    if getattr(credentials, "is_warned", False):
+        return
+    credentials.is_warned = True
     host = address.rpartition(":")[0].strip("[]")
     if address.startswith("unix:") or host == "localhost" or peer_at(host).loopback:
         return

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.cli.arguments import Parser, add_token, http_server
+from tfs_lite.cli.arguments import Parser, add_token, ask
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
 from tfs_lite.cli.views.what_if import ANSWER_TIMEOUT, PATH, of_config, show
 from tfs_lite.core.servable import parse_version
@@ -60,8 +60,13 @@ def run(argv: Sequence[str]) -> int:
     checks = _check(config, args) if config is not None else []
     against = None
     if args.against and config is not None:
-        server = http_server(args.against, args, ANSWER_TIMEOUT)
-        against = of_config(config, lambda asked: server.json(PATH, asked))
+        server = Namespace(server=args.against, token_file=args.token_file)
+        against = of_config(
+            config,
+            lambda asked: ask(
+                server, lambda http: http.json(PATH, asked), lambda client: client.what_if(asked), ANSWER_TIMEOUT
+            ),
+        )
     bad_files = [f"--{file.flag}" for file in files if not file.ok]
     bad_models = [check.name for check in checks if not check.ok]
     if args.json:
@@ -99,7 +104,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     per_model = "enable_per_model_batching_parameters"
     text = "read each version's batching_params.pbtxt, as serve does with this flag"
     parser.add_argument(f"--{per_model}", f"--{per_model.replace('_', '-')}", action="store_true", help=text)
-    _add_option(parser, "against", "HOST:PORT", "a running server's HTTP address: what would it change?")
+    _add_option(parser, "against", "HOST:PORT", "a running server: what would it change?")
     add_token(parser)
     args = parser.parse(argv)
     if args.against and not (args.path or args.model_config_file):

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, http_server, positive_int
+from tfs_lite.cli.arguments import Parser, add_server, http_questions, positive_int
 from tfs_lite.cli.http import AskedServer
 from tfs_lite.cli.output import DONE, CliError, console, print_json
 
@@ -33,15 +33,13 @@ _STYLES = {
 def run(argv: Sequence[str]) -> int:
     parser = Parser("events", "Shows what happened on a running server, and who wanted it, the latest last.")
     parser.add_argument("model", nargs="?", metavar="MODEL", help="of this model only")
-    parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
-    add_credentials(parser)
-    add_waiting(parser)
+    add_server(parser)
     parser.add_argument("--kind", default="", metavar="A,B", help="of these kinds only, such as ENDED,AVAILABLE")
     parser.add_argument("--since", type=_seconds, metavar="TIME", help="of so long ago at most: 90s, 15m, 2h, 1d")
     parser.add_argument("--limit", type=positive_int, default=1000, metavar="N", help="at most (%(default)s)")
     parser.add_argument("--follow", action="store_true", help="go on with those that come, until interrupted")
     args = parser.parse(argv)
-    server = http_server(args.rest, args)
+    server = http_questions(args, "events")
     page = _ask(server, args, {"limit": min(args.limit, 1000)})
     events = page["events"]
     if args.since is not None:

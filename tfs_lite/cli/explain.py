@@ -2,8 +2,8 @@
 has failed (``--request``), and the last that have (``--failed``); what a config or a new version would change
 (``--config``, ``--if-published``).
 
-Without a model it shows one line for each, worst first. It asks over HTTP; with ``--server`` over gRPC. The exit code
-is 0 if what was asked for serves, 1 if not, 2 for wrong usage, so that a script can ask.
+Without a model it shows one line for each, worst first. The exit code is 0 if what was asked for serves, 1 if not, 2
+for wrong usage, so that a script can ask.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, http_server, positive_seconds
-from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
+from tfs_lite.cli.arguments import Parser, add_server, ask, positive_seconds
+from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json, told
 from tfs_lite.cli.views.failures import print_failed_requests, print_last_failed
 from tfs_lite.cli.views.what_if import ANSWER_TIMEOUT, PATH, of_config_file, of_published, show
 from tfs_lite.core.history import parse_time
 from tfs_lite.core.servable import parse_version
+from tfs_lite.core.status import ServingError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 Tree: TypeAlias = dict[str, Any]
 SERVING = "SERVING"
-_ANSWER_TIMEOUT = 10.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -66,18 +66,18 @@ def run(argv: Sequence[str]) -> int:
     if args.request or args.failed or args.config or args.if_published:
         return _ask_once(question, args)
 
-    def ask() -> Tree:
-        if args.server:
-            answer = _over_grpc(args.server, question, args)
-        else:
-            answer = dict(http_server(args.rest, args).json(question.path))
+    def explained() -> Tree:
+        which = {"version": question.version, "label": question.label}
+        answer = ask(
+            args, lambda server: server.json(question.path), lambda client: client.explain(question.model, **which)
+        )
         return _since(answer, args.since)
 
     if not args.follow:
-        answer = ask()
+        answer = explained()
         _show(question, answer, args.json)
         return exit_code(answer)
-    return _follow(ask, question, args)
+    return _follow(explained, question, args)
 
 
 def _arguments(argv: Sequence[str]) -> Namespace:
@@ -85,10 +85,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL[@VERSION|@LABEL]", help="only this one; else all, worst first"
     )
-    parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
-    parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead")
-    add_credentials(parser)
-    add_waiting(parser)
+    add_server(parser)
     parser.add_argument("--request", metavar="ID", help="why this request has failed, by its id or its trace id")
     parser.add_argument("--failed", action="store_true", help="the last requests that have failed, of MODEL or of all")
     parser.add_argument("--config", metavar="FILE", help="what a reload of this config would change; changes nothing")
@@ -123,25 +120,18 @@ def _ask_once(question: Question, args: Namespace) -> int:
 
 
 def _failed_requests(args: Namespace) -> Any:
-    if args.server:
-        with grpc_client(args.server, _ANSWER_TIMEOUT, args) as client:
-            return client.failed_requests(args.request)
-    return http_server(args.rest, args, ANSWER_TIMEOUT).json(f"/v1/requests/{quote(args.request, safe='')}")
+    path = f"/v1/requests/{quote(args.request, safe='')}"
+    return ask(args, lambda server: server.json(path), lambda client: client.failed_requests(args.request))
 
 
 def _last_failed(model: str, args: Namespace) -> Tree:
-    if args.server:
-        with grpc_client(args.server, _ANSWER_TIMEOUT, args) as client:
-            return client.failed_requests(model=model)
     path = f"/v1/models/{quote(model, safe='')}:failures" if model else "/v1/requests"
-    return dict(http_server(args.rest, args, ANSWER_TIMEOUT).json(path))
+    return dict(ask(args, lambda server: server.json(path), lambda client: client.failed_requests(model=model)))
 
 
 def _what_if(asked: Tree, args: Namespace) -> Any:
-    if args.server:
-        with grpc_client(args.server, ANSWER_TIMEOUT, args) as client:
-            return client.what_if(asked)
-    return http_server(args.rest, args, ANSWER_TIMEOUT).json(PATH, asked)
+    over_http, over_grpc = lambda server: server.json(PATH, asked), lambda client: client.what_if(asked)
+    return ask(args, over_http, over_grpc, ANSWER_TIMEOUT)
 
 
 def duration(text: str) -> float:
@@ -167,11 +157,6 @@ def exit_code(answer: Tree) -> int:
     return DONE if all(verdict == SERVING for verdict in verdicts) else FAILED
 
 
-def _over_grpc(address: str, question: Question, tls: Namespace) -> Tree:
-    with grpc_client(address, _ANSWER_TIMEOUT, tls) as client:
-        return client.explain(question.model, version=question.version, label=question.label)
-
-
 def _since(answer: Tree, seconds: float | None, what: str = "events") -> Tree:
     """The answer with the events, or the requests, of the last ``seconds`` only."""
     if seconds is None or what not in answer:
@@ -190,8 +175,8 @@ def _follow(ask: Callable[[], Tree], question: Question, args: Namespace) -> int
                 code, seen = exit_code(answer), _signature(answer)
                 if seen != shown:
                     _show(question, answer, args.json)
-            except CliError as error:
-                code, seen = FAILED, str(error)
+            except (CliError, ServingError) as error:
+                code, seen = FAILED, told(error)
                 if seen != shown:
                     print(seen, flush=True)
             shown = seen

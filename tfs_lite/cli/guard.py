@@ -12,13 +12,17 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, http_server, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_server, ask, positive_seconds
 from tfs_lite.cli.explain import Question, read_question
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 from tfs_lite.core.status import ServingError
+
+if TYPE_CHECKING:
+    from tfs_lite.cli.http import AskedServer
+    from tfs_lite.client import Client
 
 Tree: TypeAlias = dict[str, Any]
 ANSWER_TIMEOUT = 30.0
@@ -73,8 +77,6 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
     lines.append(f"  {_answers(rollout)}")
     if rollout["version"] is not None:
         lines.append(f"  {_trial(rollout)}")
-        if rollout["shadow"] is not None:
-            lines.append(f"  its shadow: {rollout['shadow']['text']}")
         lines += [f"  failed: {error}" for error in dict.fromkeys(each["error"] for each in rollout["failures"])]
     lines += [
         f"  version {each['version']} must not answer: {each['why']}"
@@ -176,35 +178,22 @@ def _end(args: Namespace, model: str, code: int, text: str, answer: Tree) -> int
 # What ``rollback`` has in common with it.
 
 
-def add_server(parser: Parser) -> None:
-    """Adds the options that say which server is asked, and how."""
-    parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
-    parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead")
-    add_credentials(parser)
-    add_waiting(parser)
-
-
 def command(args: Namespace, model: str, action: str, version: int | None = None) -> Tree:
     """Has the server carry an action out; returns how the model stands then. Raises CliError."""
-    if args.server:
-        with grpc_client(args.server, ANSWER_TIMEOUT, args) as client:
-            return _plainly(lambda: client.guard(model, action, version=version))
     asked = {"action": action} if version is None else {"action": action, "version": version}
-    server = http_server(args.rest, args, ANSWER_TIMEOUT)
-    return dict(server.json(f"/v1/models/{quote(model, safe='')}:guard", asked))
+    path = f"/v1/models/{quote(model, safe='')}:guard"
+    return _ask(args, lambda server: server.json(path, asked), lambda client: client.guard(model, **asked))
 
 
 def explained(args: Namespace, model: str, version: int | None = None) -> Tree:
     """The explanation of the model or its version. Raises CliError."""
-    if args.server:
-        with grpc_client(args.server, ANSWER_TIMEOUT, args) as client:
-            return _plainly(lambda: client.explain(model, version=version))
-    return dict(http_server(args.rest, args, ANSWER_TIMEOUT).json(Question(model, version).path))
+    path = Question(model, version).path
+    return _ask(args, lambda server: server.json(path), lambda client: client.explain(model, version=version))
 
 
-def _plainly(ask: Callable[[], Tree]) -> Tree:
+def _ask(args: Namespace, over_http: Callable[[AskedServer], Tree], over_grpc: Callable[[Client], Tree]) -> Tree:
     try:
-        return ask()
+        return ask(args, over_http, over_grpc, ANSWER_TIMEOUT)
     except ServingError as error:
         raise CliError(str(error), error.code.name) from None
 

@@ -29,6 +29,23 @@ _REFUSED = {
 """Statuses whose sentence is for the user as it is."""
 
 
+_HTTP2_FRAME = "\x00\x00"
+"""The begin of the first frame with which a server of HTTP/2 answers; that of TF Serving sends it to any client."""
+_OF_GRPC_PORT = b"this port speaks grpc"
+"""The words with which this server's gRPC port answers HTTP/1, in small letters."""
+
+
+class IsGrpcPort(CliError):
+    """The port speaks gRPC; no request has reached anything."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"{address} is a gRPC port, and this goes over HTTP: give --server the HTTP port of the server (its flag "
+            "--rest_api_port, 8501 by default)",
+            "UNAVAILABLE",
+        )
+
+
 class AskedServer:
     """A server at an address, asked with a token if there is one. Everything that fails raises CliError."""
 
@@ -60,6 +77,10 @@ class AskedServer:
                 if or_nothing and error.code == 404:
                     return b""
                 self._refuse(path, error)
+        except http.client.BadStatusLine as error:
+            if error.line.startswith(_HTTP2_FRAME):
+                raise IsGrpcPort(self.address) from None
+            self._fail(path, error)
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._fail(path, error)
 
@@ -83,16 +104,23 @@ class AskedServer:
             except urllib.error.HTTPError as answer:
                 answer.close()
                 return
+            except http.client.BadStatusLine as answer:
+                if not isinstance(answer, ConnectionError):
+                    return
+                time.sleep(_LOOK_SECONDS)
             except (OSError, ValueError, http.client.HTTPException):
                 time.sleep(_LOOK_SECONDS)
 
     def _refuse(self, path: str, error: urllib.error.HTTPError) -> NoReturn:
+        body = error.read(LARGEST_ANSWER)
+        if error.code == 400 and body.lower().startswith(_OF_GRPC_PORT):
+            raise IsGrpcPort(self.address) from None
         if error.code in _REFUSED:
             try:
-                raise CliError(str(json.loads(error.read(LARGEST_ANSWER))["error"]), _REFUSED[error.code]) from None
+                raise CliError(str(json.loads(body)["error"]), _REFUSED[error.code]) from None
             except (ValueError, KeyError, TypeError):
                 pass
-        said = error.read(MOST_SAID).decode("utf-8", "replace").strip()
+        said = body[:MOST_SAID].decode("utf-8", "replace").strip()
         raise CliError(
             f"{self.url(path)} answered {error.code}{f' ({said})' if said.isprintable() and said else ''}; "
             "is it the HTTP port of a tfs_lite server?",
@@ -103,6 +131,6 @@ class AskedServer:
         cause = getattr(error, "reason", error)
         raise CliError(
             f"no server answers at {self.url(path)} ({cause}); start one with tfs-lite serve, or give its address "
-            "with --rest",
+            "with --server",
             "UNAVAILABLE",
         ) from None

@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from tfs_lite import __version__
-from tfs_lite.cli.output import FAILED, WRONG_USAGE, CliError, UsageError, nearest
+from tfs_lite.cli.output import FAILED, WRONG_USAGE, CliError, UsageError, nearest, told
 from tfs_lite.core.status import ServingError
 
 COMMANDS = {
@@ -50,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(words)
         sys.stdout.flush()
     except CliError as error:
-        return _fail(str(error), error.code, error.exit_code, as_json)
+        return _fail(told(error), error.code, error.exit_code, as_json)
     except ServingError as error:
-        return _fail(str(error), error.code.name, FAILED, as_json)
+        return _fail(told(error), error.code.name, FAILED, as_json)
     except BrokenPipeError:
         _give_up_output()
         return FAILED

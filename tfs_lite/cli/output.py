@@ -79,6 +79,17 @@ class UsageError(CliError):
         super().__init__(message, "INVALID_ARGUMENT")
 
 
+TOKEN_VARIABLE = "TFS_LITE_TOKEN_FILE"
+
+
+def told(error: Exception) -> str:
+    """The sentence of an error, and how a command is given a token where a server wants one."""
+    code = getattr(error, "code", None)
+    if getattr(code, "name", code) != "UNAUTHENTICATED":
+        return str(error)
+    return f"{error}; give this command --token_file FILE, or set {TOKEN_VARIABLE} in the environment"
+
+
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     """``" (did you mean --port?)"`` if a known word is similar, to append to a message; otherwise an empty text."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_seconds, version_number
+from tfs_lite.cli.arguments import Parser, add_server, grpc_questions, positive_seconds, version_number
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _INPUT_FORM = "expected name=JSON, name=@file.json or name=@file.npy"
 def run(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     inputs = read_inputs(args.input)
-    with grpc_client(args.server, args.timeout, args) as client:
+    with grpc_questions(args, args.timeout) as client:
         if not inputs:
             raise UsageError(f"--input is missing; {_describe_inputs(client, args)}")
         answer = client.predict(
@@ -44,9 +44,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     which.add_argument("--label", help="the version that has this label")
     parser.add_argument("--signature", default="", help="default: serving_default")
     parser.add_argument("--output", action="append", default=[], metavar="NAME", help="only this output; repeat it")
-    parser.add_argument("--server", default="127.0.0.1:8500", metavar="HOST:PORT", help="gRPC address (%(default)s)")
-    add_credentials(parser)
-    add_waiting(parser)
+    add_server(parser)
     parser.add_argument("--timeout", type=positive_seconds, default=60.0, help="seconds (%(default)s)")
     return parser.parse(argv)
 

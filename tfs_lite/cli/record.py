@@ -12,10 +12,9 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_int, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_server, grpc_questions, positive_int, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 
-_DEFAULT_SERVER = "127.0.0.1:8500"
 _DEFAULT_TIMEOUT = 60.0
 _OF_LIVE_REQUESTS = {
     "bodies": "BODY.json",
@@ -39,9 +38,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     add("--model_name", "--model-name", default="", metavar="NAME", help="the model; of logs: only its records")
     add("--signature_name", "--signature-name", default="", metavar="S", help="for requests that name none")
     add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input of one more request; repeat it")
-    add("--server", default="", metavar="HOST:PORT", help=f"gRPC address ({_DEFAULT_SERVER})")
-    add_credentials(parser)
-    add_waiting(parser)
+    add_server(parser)
     add("--timeout", type=positive_seconds, metavar="S", help=f"seconds for each request ({_DEFAULT_TIMEOUT:g})")
     add("--from_log", "--from-log", action="append", nargs="+", default=[], metavar="FILE", help="request logs to copy")
     add("--limit", type=positive_int, metavar="N", help="copy at most N records of the logs")
@@ -71,7 +68,7 @@ def _record_answered(args: Namespace) -> int:
     path = locate(args.out)
     sources = find_sources(args.bodies, args.input)
     before = count_records(path, room_for=len(sources))
-    with grpc_client(args.server or _DEFAULT_SERVER, args.timeout or _DEFAULT_TIMEOUT, args) as client:
+    with grpc_questions(args, args.timeout or _DEFAULT_TIMEOUT) as client:
         recorder = LiveRecorder(client, args.model_name, args.signature_name)
         added = append(path, recorder.logs(sources))
     refused = [{"source": one.source, "code": one.code, "message": one.message} for one in recorder.refused]

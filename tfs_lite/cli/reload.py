@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_server, grpc_questions, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED
 from tfs_lite.cli.views.models import ModelRow, print_models, read_grpc
 from tfs_lite.core.status import ServingError, StatusCode
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     parser = Parser("reload", "Replaces the model config of a running server; waits until its new models answer.")
     parser.add_argument("file", metavar="FILE", help="ModelServerConfig as text proto or YAML")
-    parser.add_argument("--server", default="127.0.0.1:8500", metavar="HOST:PORT", help="gRPC address (%(default)s)")
-    add_credentials(parser)
-    add_waiting(parser)
+    add_server(parser)
     parser.add_argument("--timeout", type=positive_seconds, default=180.0, help="seconds (%(default)s)")
     args = parser.parse(argv)
     from tfs_lite.config.text import read_model_server_config
 
     config = read_model_server_config(args.file, Path.cwd())
-    with grpc_client(args.server, args.timeout, args) as client:
+    with grpc_questions(args, args.timeout) as client:
         applied = client.reload(config)
         models = [_ask(client, model.name) for model in config.models]
     if not args.json:

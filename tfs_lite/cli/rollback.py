@@ -10,9 +10,9 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 
-from tfs_lite.cli.arguments import Parser, positive_seconds, version_number
+from tfs_lite.cli.arguments import Parser, add_server, positive_seconds, version_number
 from tfs_lite.cli.explain import read_question
-from tfs_lite.cli.guard import Tree, add_server, command, explained, looks
+from tfs_lite.cli.guard import Tree, command, explained, looks
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 
 SETTLED_SECONDS = 2.0

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, positive_seconds, unconnected_client
-from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
+from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table, told
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 
@@ -154,7 +154,7 @@ class Rollout:
                 try:
                     results[server] = answer.result()
                 except ServingError as error:
-                    self._report(server, "failed", f"{error.code.name}: {error}")
+                    self._report(server, "failed", f"{error.code.name}: {told(error)}")
                 else:
                     if reached:
                         self._report(server, reached)

@@ -1,7 +1,7 @@
 """``tfs-lite status [MODEL]``: the models of a running server, their versions, states and reasons.
 
-It reads the REST list, which has every model; with ``--server`` it uses gRPC, which answers for one named model.
-``--verbose`` also reads the metrics page.
+It reads the REST list; where ``--server`` is a gRPC port it asks for each model. ``--verbose`` also reads the metrics
+page, which only the HTTP port has.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, http_server, positive_seconds
-from tfs_lite.cli.http import ANSWER_TIMEOUT, AskedServer
-from tfs_lite.cli.output import DONE, CliError, UsageError, console, nearest, print_json
+from tfs_lite.cli.arguments import Parser, add_server, ask, http_questions, positive_seconds
+from tfs_lite.cli.http import AskedServer
+from tfs_lite.cli.output import DONE, CliError, console, nearest, print_json, told
 from tfs_lite.cli.views.batches import NumbersByVersion, read_numbers, verbose_json, verbose_table
 from tfs_lite.cli.views.models import ModelRow, answering, models_json, models_table, read_grpc, read_rest
 from tfs_lite.cli.views.replicas import ReplicasByVersion, read_replicas, replicas_table
-from tfs_lite.core.status import ServingError
+from tfs_lite.core.status import ServingError, StatusCode
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from rich.console import Console, RenderableType
+
+    from tfs_lite.client import Client
 
 _METRICS = "/metrics"
 _LARGEST_PAGE = 32 * 2**20
@@ -57,17 +59,13 @@ Fetch = Callable[[], ServerView]
 
 def run(argv: Sequence[str]) -> int:
     args = _arguments(argv)
-    if args.server and not args.model:
-        raise UsageError("--server asks over gRPC, which answers for one model: name it, or use --rest for all")
-    if args.server and args.verbose:
-        raise UsageError("--verbose reads the metrics page, which gRPC has not: use --rest")
-    server = http_server(args.rest, args)
 
     def fetch() -> ServerView:
-        if args.server:
-            return ServerView(over_grpc(args.server, args.model, args))
-        view = over_rest(server, args.model)
-        return replace(view, known=numbers(server)) if args.verbose else replace(view, replicas={})
+        if args.verbose:
+            server = http_questions(args, "status --verbose")
+            return replace(over_rest(server, args.model), known=numbers(server))
+        view = ask(args, lambda server: over_rest(server, args.model), lambda client: over_grpc(client, args.model))
+        return replace(view, replicas={})
 
     if not args.watch:
         _print(fetch(), args.json)
@@ -81,20 +79,38 @@ def run(argv: Sequence[str]) -> int:
 def _arguments(argv: Sequence[str]) -> Namespace:
     parser = Parser("status", "Shows the models of a running server, their versions, states and reasons.")
     parser.add_argument("model", nargs="?", help="only this model")
-    parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
-    parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead; needs MODEL")
-    add_credentials(parser)
-    add_waiting(parser)
+    add_server(parser)
     parser.add_argument("--verbose", action="store_true", help="requests, batches, times and workers of each version")
     parser.add_argument("--watch", action="store_true", help="go on showing it, until Ctrl-C")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")
     return parser.parse(argv)
 
 
-def over_grpc(address: str, name: str, credentials: Namespace) -> list[ModelRow]:
-    """The model of that name, over gRPC."""
-    with grpc_client(address, ANSWER_TIMEOUT, credentials) as client:
-        return [read_grpc(client, name)]
+def over_grpc(client: Client, name: str | None) -> ServerView:
+    """The same over gRPC. ``explain`` lists the models, as TensorFlow Serving's calls cannot. Raises ServingError, and
+    CliError where the server cannot list them."""
+    if name is not None:
+        return ServerView([read_grpc(client, name)])
+    try:
+        listed = client.explain()["models"]
+    except ServingError as error:
+        if error.code is not StatusCode.UNIMPLEMENTED:
+            raise
+        raise CliError(
+            "this server cannot list its models over gRPC: name one, or give --server its HTTP port"
+        ) from None
+    rows = [_row(client, line) for line in sorted(listed, key=lambda line: str(line["model"]))]
+    return ServerView(rows, is_whole=True)
+
+
+def _row(client: Client, line: Mapping[str, Any]) -> ModelRow:
+    """One model of the list; a model of which no version was seen yet is not found, and has its reason."""
+    try:
+        return read_grpc(client, line["model"])
+    except ServingError as error:
+        if error.code is not StatusCode.NOT_FOUND:
+            raise
+        return ModelRow(line["model"], reason=line["sentence"])
 
 
 def over_rest(server: AskedServer, name: str | None) -> ServerView:
@@ -151,7 +167,7 @@ def _fetch(fetch: Fetch) -> ServerView | str:
     try:
         return fetch()
     except (CliError, ServingError) as error:
-        return str(error)
+        return told(error)
 
 
 def _tables(view: ServerView) -> RenderableType:

@@ -62,10 +62,6 @@ class GuardSettings(Settings):
     atol: Tolerance = 0.0001
     signature: Literal["same", "any"] = "same"
     """Whether a new version has to take and give what the one does that answers now."""
-    shadow_percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
-    """The share of requests of which the new version gets a copy before it counts."""
-    shadow_seconds: Annotated[int, Field(ge=0, le=MAX_BAKE_SECONDS)] = 0
-    """Seconds for which it gets them."""
 
 
 def with_guard_apart(data: Any) -> Any:

@@ -120,6 +120,9 @@ def read_document(text: str, name: str, message_class: Any) -> Document:
     """``text`` as plain data with positions. ``name`` decides the syntax; ``message_class`` is that of text format."""
     if name.endswith(YAML_ENDINGS):
         return read_yaml(text, name)
+    if text.lstrip().startswith("{"):
+        told = "JSON is read from a file called *.yaml; that of OpenVINO Model Server: docs/from-openvino.md"
+        raise config_error(name, 1, 1, told)
     return read_proto_text(text, message_class, name)
 
 

@@ -192,7 +192,7 @@ class Event:
 
     @property
     def text(self) -> str:
-        """One line for people, without the model: ``un-aspired by POLL: directory 8 is gone``."""
+        """One line for people, without the model: ``no longer wanted (POLL): directory 8 is gone``."""
         return _TEXTS[self.kind].format_map(_words(self))
 
     @staticmethod
@@ -223,8 +223,8 @@ _TEXTS = {
     EventKind.FETCH_FAILED: "its files cannot be fetched{status}",
     EventKind.CACHE_EVICTED: "files that nothing uses were removed from the cache{size}",
     EventKind.COMPLETE: "files complete",
-    EventKind.ASPIRED: "aspired{by}",
-    EventKind.UNASPIRED: "un-aspired{by}{why}",
+    EventKind.ASPIRED: "wanted{by}",
+    EventKind.UNASPIRED: "no longer wanted{because}{why}",
     EventKind.LOAD_BEGUN: "load begun, wanted{by}",
     EventKind.LOAD_ATTEMPT_FAILED: "load attempt{attempt} failed{after}{status}",
     EventKind.PARKED: "load waits{why}{status}",
@@ -264,6 +264,7 @@ def _words(event: Event) -> dict[str, str]:
     size, fetched = details.get("bytes"), details.get("fetched_bytes")
     return {
         "by": f" by {cause}{event.by and f' ({event.by})'}" if cause else "",
+        "because": f" ({', '.join(filter(None, (cause, event.by)))})" if cause else "",
         "to": f" to {event.by}" if event.by else "",
         "why": f": {why}" if why else "",
         "status": "" if event.status.ok else f": {event.status.message}",

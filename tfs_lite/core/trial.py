@@ -58,37 +58,16 @@ class TrialEnding(NamedTuple):
     asked: ServableId | None = None
 
 
-class OldAnswer(NamedTuple):
-    """A request that the old version has answered while the new one is in a shadow: its runs, each a key of a
-    signature, its inputs and the wanted outputs; the outputs of each; and the time in the old model."""
-
-    runs: Sequence[Any]
-    outputs: Sequence[Mapping[str, Any]]
-    run_seconds: float
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Shadow:
-    """The time before the new version answers, in which it runs copies. ``share``: of the requests that the old version
-    answers, from 0 to 1. ``take`` gets each of those, on the event loop, once the answer is on its way; short, and must
-    not raise."""
-
-    share: float
-    take: Callable[[OldAnswer], None]
-
-
 @dataclass(frozen=True, slots=True)
 class Trial:
     """The pair of a trial. ``on_end`` takes how each request ended on the new version; called on the event loop, short,
     and must not raise. ``may_shield``: whether the old version may be asked, and requests may run again later.
-    ``shadow``: while the new version does not answer yet. ``nonfinite_fails``: whether NaN and inf are failures, asked
-    after each answer that has any; both versions may mean them."""
+    ``nonfinite_fails``: whether NaN and inf are failures, asked after each answer that has any; both versions may mean
+    them."""
 
     old: int
     on_end: Callable[[TrialEnding], None]
     may_shield: bool = True
-    shadow: Shadow | None = None
     nonfinite_fails: Callable[[], bool] = lambda: True
 
 

@@ -23,6 +23,7 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 WORDS = (
@@ -76,8 +77,6 @@ def save_tagger(directory: Path, seed: int = 0) -> PreTrainedModel:
 
 
 def save_image_classifier(directory: Path, seed: int = 0) -> PreTrainedModel:
-    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil  # transformers 5.0 has it not yet
-
     sizes = {name: value for name, value in _SIZES.items() if name not in ("vocab_size", "max_position_embeddings")}
     config = ViTConfig(**sizes, image_size=16, patch_size=8, id2label=dict(enumerate(LABELS)))
     ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(directory)

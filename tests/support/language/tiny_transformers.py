@@ -31,6 +31,7 @@ from transformers import (
 )
 
 from tfs_lite.adapters.language.network import Network
+from tfs_lite.adapters.language.weights import attention_of
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
 
 VOCABULARY = 200
@@ -79,8 +80,9 @@ _SEEDS = {"phi": 2}
 def build(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     """A model with a config of its own, and always the same weights."""
     torch.manual_seed(_SEEDS.get(family, 0))
-    from_config: Callable[[PreTrainedConfig], Any] = AutoModelForCausalLM.from_config
-    module: PreTrainedModel = from_config({**FAMILIES, **ALONE}[family]()).to(dtype).eval()
+    config = {**FAMILIES, **ALONE}[family]()
+    from_config: Callable[..., Any] = AutoModelForCausalLM.from_config
+    module: PreTrainedModel = from_config(config, attn_implementation=attention_of(config)).to(dtype).eval()
     return module
 
 

@@ -18,8 +18,17 @@ from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.operations.guard.stage import GuardEffects, GuardStage, SavedModel
-from tfs_lite.operations.guard.trial import NO_JUDGEMENT, Command, Effect, Judgement, Running, TrialSettings, Verb
+from tfs_lite.operations.guard.stage import GuardEffects, GuardStage
+from tfs_lite.operations.guard.trial import (
+    NO_JUDGEMENT,
+    Command,
+    Effect,
+    Judgement,
+    ModelState,
+    Running,
+    TrialSettings,
+    Verb,
+)
 from tfs_lite.serving.lifecycle_events import LoadParked, StateChanged
 from tfs_lite.sources.version_scan import LatestPolicy, VersionPolicy, choose
 from tfs_lite.testing.lifecycle.loader import FakeLoader
@@ -48,7 +57,7 @@ class GuardFixture:
         *,
         guarded: bool = True,
         ram: int | None = None,
-        saved: Mapping[str, SavedModel] | None = None,
+        saved: Mapping[str, ModelState] | None = None,
         disk: dict[str, dict[int, Files]] | None = None,
         policies: dict[str, VersionPolicy] | None = None,
     ) -> None:
@@ -63,7 +72,6 @@ class GuardFixture:
         self.held: set[ServableId] = set()
         self.trials: dict[str, Sequence[Running]] = {}
         self.judgements: dict[ServableId, Judgement] = {}
-        self.answers: dict[ServableId, int] = {}
         self.effects: list[tuple[str, Effect]] = []
         self.saves = 0
         self.lists: dict[str, list[int]] = {}  # of the source
@@ -73,7 +81,6 @@ class GuardFixture:
             hold=self._hold,
             set_trials=self.trials.__setitem__,
             judgement=lambda servable_id: self.judgements.get(servable_id, NO_JUDGEMENT),
-            answered=lambda servable_id: self.answers.get(servable_id, 0),
             wake=lambda: None,
             on_disk=self._on_disk,
             reject=self.rejected.__setitem__,

@@ -49,6 +49,8 @@ UNFIT = {
     "no artefact": (files("readme.txt"), "", PRECONDITION, r"\(readme\.txt\); expected .*model\.pt2"),
     "an archive of TorchServe": (files("resnet.mar"), "", PRECONDITION, r"resnet\.mar is an archive of TorchServe"),
     "an engine": (files("MODEL.PLAN", "notes.txt"), "", PRECONDITION, r"; MODEL\.PLAN is an engine of TensorRT: save"),
+    "OpenVINO's two files": (files("a.bin", "a.xml"), "", PRECONDITION, r"; a\.xml is a model of OpenVINO: docs/"),
+    "a name of its own": (files("iris.onnx"), "", PRECONDITION, r"; iris\.onnx is an ONNX model under another name"),
     "no files": (files(), "", PRECONDITION, "no files"),
     "many files": (files(*(f"{number:02}.txt" for number in range(20))), "", PRECONDITION, "and 12 more"),
     "artefact of another platform": (

@@ -1,8 +1,10 @@
-"""predict, reload and status over gRPC, against a real server."""
+"""Commands against a real server, by either of its ports."""
 
 from __future__ import annotations
 
 import json
+import socket
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support.servers.process import free_ports
+from tfs_lite.cli.arguments import HTTP_PORT, server_address
 from tfs_lite.cli.main import main
 from tfs_lite.server.server import Server
 
@@ -77,13 +80,78 @@ def test_a_refused_request_is_one_line(server: Server, arguments: list[str], mes
     assert error.count("\n") == 1
 
 
-def test_status_asks_grpc_for_one_model_and_rest_for_all(server: Server, capsys: Captured) -> None:
-    assert main(["status", "tagged", grpc(server), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["models"] == [
-        {"name": "tagged", "versions": [{"version": 2, "state": "AVAILABLE", "error": ""}], "reason": ""}
-    ]
-    assert main(["status", f"--rest=127.0.0.1:{server.rest_api_port}", "--json"]) == 0
-    assert [model["name"] for model in json.loads(capsys.readouterr().out)["models"]] == ["tagged"]
+def test_each_command_asks_by_either_port_what_both_answer(server: Server, tmp_path: Path, capsys: Captured) -> None:
+    expected = [{"name": "tagged", "versions": [{"version": 2, "state": "AVAILABLE", "error": ""}], "reason": ""}]
+    for port in (server.port, server.rest_api_port):
+        where = f"--server=127.0.0.1:{port}"
+        for model in (["tagged"], []):
+            assert main(["status", *model, where, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["models"] == expected
+        assert main(["explain", where]) == 0
+        assert "SERVING  tagged" in capsys.readouterr().out
+        assert main(["guard", "tagged", where]) == 0
+        assert "version 2 answers" in capsys.readouterr().out
+        assert main(["explain", "--failed", where, "--json"]) == 0
+        assert "requests" in json.loads(capsys.readouterr().out)
+
+
+def test_a_command_that_needs_the_other_port_says_which(
+    server: Server, base: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    for command in (["events"], ["status", "--verbose"]):
+        assert main([*command, grpc(server)]) == 1
+        told = capsys.readouterr().err
+        assert f"127.0.0.1:{server.port} is a gRPC port" in told
+        assert "--rest_api_port" in told
+    assert main(["predict", "tagged", "--input=x=[[1,2,3]]", f"--server=127.0.0.1:{server.rest_api_port}"]) == 1
+    told = capsys.readouterr().err
+    assert f"127.0.0.1:{server.rest_api_port} does not speak gRPC" in told
+    assert "is this its gRPC port" in told
+
+
+def test_the_environment_names_the_server_and_the_option_wins(
+    server: Server, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFS_LITE_SERVER", f"127.0.0.1:{server.port}")
+    assert main(["predict", "tagged", "--input=x=[[1, 2, 3]]"]) == 0
+    assert main(["status"]) == 0
+    assert main(["status", "--server=127.0.0.1:1"]) == 1
+    assert "http://127.0.0.1:1/v1/models" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("models.example", "models.example:8501"),
+        ("10.0.0.1:9", "10.0.0.1:9"),
+        ("::1", "[::1]:8501"),
+        ("[::1]", "[::1]:8501"),
+        ("[::1]:9", "[::1]:9"),
+        ("unix:/run/s", "unix:/run/s"),
+        (None, "127.0.0.1:8501"),
+    ],
+)
+def test_an_address_without_a_port_gets_the_usual_one(
+    given: str | None, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TFS_LITE_SERVER", raising=False)
+    assert server_address(Namespace(server=given), HTTP_PORT) == address
+
+
+def test_a_url_is_no_address(capsys: Captured) -> None:
+    assert main(["status", "--server=http://127.0.0.1:8501/"]) == 2
+    assert "expected HOST or HOST:PORT (and no http://)" in capsys.readouterr().err
+
+
+def test_a_port_of_grpc_that_is_not_ours_is_known_by_its_first_frame(capsys: Captured) -> None:
+    def answer() -> None:
+        with other.accept()[0] as connection:
+            connection.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+        pool.submit(answer)
+        assert main(["events", f"--server=127.0.0.1:{other.getsockname()[1]}"]) == 1
+    assert "is a gRPC port" in capsys.readouterr().err
 
 
 def test_reload_sends_the_file_and_shows_the_models(
@@ -140,28 +208,29 @@ def test_reload_of_a_config_with_a_mistake_names_it_with_line_and_column_where_i
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: Captured) -> None:
-    for rest in (["predict", "m", "--input=x=1"], ["status", "m"], ["explain", "m"]):
-        assert main([*rest, "--server=127.0.0.1:1"]) == 1
+    assert main(["predict", "m", "--input=x=1", "--server=127.0.0.1:1"]) == 1
+    told = capsys.readouterr().err
+    assert "no gRPC server answered at 127.0.0.1:1; is it running" in told, "at once: no time is named"
+    assert len(told.splitlines()) == 1
+    for command in ("status", "explain"):
+        assert main([command, "m", "--server=127.0.0.1:1"]) == 1
         told = capsys.readouterr().err
-        assert "no gRPC server answered at 127.0.0.1:1; is it running" in told, "at once: no time is named"
+        assert "no server answers at http://127.0.0.1:1/v1/models" in told
         assert len(told.splitlines()) == 1
 
 
 def test_a_server_that_is_not_there_is_waited_for_if_that_is_asked(capsys: Captured) -> None:
     assert main(["predict", "m", "--input=x=1", "--server=127.0.0.1:1", "--wait_for_server=0.3"]) == 1
     assert "no gRPC server answered at 127.0.0.1:1 within 0.3 s; is it running" in capsys.readouterr().err
-    for command in (["status", "m"], ["explain", "m"]):
-        assert main([*command, "--server=127.0.0.1:1", "--wait_for_server=0.3"]) == 1
-        assert "no gRPC server answered at 127.0.0.1:1 within 0.3 s; is it running" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["status", "explain", "events"])
 def test_an_http_port_that_opens_late_is_waited_for(command: str, capsys: Captured) -> None:
     (port,) = free_ports(1)
     with ThreadPoolExecutor(1) as pool:
-        code = pool.submit(main, [command, f"--rest=127.0.0.1:{port}", "--wait_for_server=30"])
+        code = pool.submit(main, [command, f"--server=127.0.0.1:{port}", "--wait_for_server=30"])
         with served_page(port):
             assert code.result(30) == 1
     assert "is it the HTTP port of a tfs_lite server?" in capsys.readouterr().err, "it was there, and has answered"
-    assert main([command, "--rest=127.0.0.1:1", "--wait_for_server=0.2"]) == 1
+    assert main([command, "--server=127.0.0.1:1", "--wait_for_server=0.2"]) == 1
     assert "no server answers at http://127.0.0.1:1/v1/" in capsys.readouterr().err

@@ -17,7 +17,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def rest(server: Server) -> str:
-    return f"--rest=127.0.0.1:{server.rest_api_port}"
+    return f"--server=127.0.0.1:{server.rest_api_port}"
 
 
 def test_a_reference_has_a_model_and_a_version_or_label() -> None:
@@ -67,5 +67,5 @@ def test_without_a_model_every_model_has_a_line(server: Server, capsys: Captured
 
 
 def test_no_server_is_one_line(capsys: Captured) -> None:
-    assert main(["explain", "m", "--rest=127.0.0.1:1"]) == 1
+    assert main(["explain", "m", "--server=127.0.0.1:1"]) == 1
     assert "no server answers at http://127.0.0.1:1/v1/models/m:explain" in capsys.readouterr().err

@@ -88,5 +88,5 @@ def test_wrong_words_change_nothing(words: tuple[str, ...], message: str, capsys
 
 @pytest.mark.parametrize("command", ["guard", "rollback"])
 def test_no_server_is_one_line(command: str, capsys: Captured) -> None:
-    assert main([command, "m", "--rest=127.0.0.1:1"]) == 1
+    assert main([command, "m", "--server=127.0.0.1:1"]) == 1
     assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err

@@ -82,12 +82,12 @@ def listing() -> Iterator[Listing]:
 
 
 def test_the_table_and_json_show_models_versions_states_and_reasons(listing: Listing, capsys: Captured) -> None:
-    assert main(["status", "--rest", listing.address]) == 0
+    assert main(["status", "--server", listing.address]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["digits", "2", "AVAILABLE"] in lines
     assert ["digits", "3", "END", "DATA_LOSS:", "model.pt2", "is", "truncated"] in lines
     assert ["ranker", "-", "-", "its", "base", "path", "does", "not", "exist"] in lines
-    assert main(["status", "digits", "--rest", listing.address, "--json"]) == 0
+    assert main(["status", "digits", "--server", listing.address, "--json"]) == 0
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert model["name"] == "digits"
     assert model["versions"][0] == {"version": 3, "state": "END", "error": "DATA_LOSS: model.pt2 is truncated"}
@@ -113,12 +113,12 @@ def test_a_load_shows_how_far_it_is_and_what_its_last_attempt_said(listing: List
     ]
     for flags in ([], ["--verbose"]):
         listing.metrics = metrics_page()
-        assert main(["status", *flags, "--rest", listing.address]) == 0
+        assert main(["status", *flags, "--server", listing.address]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert "reading the weights: 1.1 of 5.6 GiB, 8 s left; DATA_LOSS: model.pt2 is truncated" in shown
         assert "warming up for 4 s" in shown
         assert "later release" not in shown
-        assert main(["status", *flags, "--json", "--rest", listing.address]) == 0
+        assert main(["status", *flags, "--json", "--server", listing.address]) == 0
         (model,) = json.loads(capsys.readouterr().out)["models"]
         assert "progress" not in model["versions"][0]
         assert model["versions"][1]["progress"] == {name: warming[name] for name in warming if name != "version"}
@@ -126,19 +126,19 @@ def test_a_load_shows_how_far_it_is_and_what_its_last_attempt_said(listing: List
 
 
 def test_an_unknown_model_is_an_error_with_the_nearest_name(listing: Listing, capsys: Captured) -> None:
-    assert main(["status", "digit", "--rest", listing.address]) == 1
+    assert main(["status", "digit", "--server", listing.address]) == 1
     assert "no model 'digit' (did you mean digits?)" in capsys.readouterr().err
 
 
 def test_an_empty_server_says_so(listing: Listing, capsys: Captured) -> None:
     listing.models = []
-    assert main(["status", "--rest", listing.address]) == 0
+    assert main(["status", "--server", listing.address]) == 0
     assert capsys.readouterr().out == "the server has no models\n"
 
 
 def test_no_server_is_one_line_with_the_next_step(listing: Listing, capsys: Captured) -> None:
     listing.close()
-    assert main(["status", "--rest", listing.address]) == 1
+    assert main(["status", "--server", listing.address]) == 1
     error = capsys.readouterr().err
     assert "no server answers" in error
     assert "tfs-lite serve" in error
@@ -166,7 +166,7 @@ def metrics_page() -> bytes:
 
 def test_verbose_joins_the_numbers_of_the_metrics_page(listing: Listing, capsys: Captured) -> None:
     listing.metrics = metrics_page()
-    assert main(["status", "digits", "--verbose", "--rest", listing.address, "--json"]) == 0
+    assert main(["status", "digits", "--verbose", "--server", listing.address, "--json"]) == 0
     (model,) = json.loads(capsys.readouterr().out)["models"]
     broken, serving, _ = model["versions"]
     assert broken["state"] == "END"
@@ -191,11 +191,11 @@ def test_verbose_joins_the_numbers_of_the_metrics_page(listing: Listing, capsys:
 def test_verbose_shows_a_row_with_the_numbers_and_dashes_where_there_are_none(
     listing: Listing, capsys: Captured
 ) -> None:
-    assert main(["status", "digits", "--verbose", "--rest", listing.address]) == 0
+    assert main(["status", "digits", "--verbose", "--server", listing.address]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "digits 2 AVAILABLE - - - - - - - -" in lines
     listing.metrics = metrics_page()
-    assert main(["status", "--verbose", "--rest", listing.address]) == 0
+    assert main(["status", "--verbose", "--server", listing.address]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "digits 2 AVAILABLE 1 1 6.0 25.0% 1.75 ms, 2.49 ms 3.75 ms, 4.98 ms 3 pid 4321 (1 restart)" in lines
     assert "digits 1 END - - - - - - - -" in lines
@@ -206,7 +206,7 @@ def test_verbose_shows_requests_inside_what_was_replaced_or_withdrawn(listing: L
     page = metrics_page().decode()
     drains = "".join(f'tfs_lite_draining_requests{{model="digits",version="{v}"}} {v}\n' for v in (1, 2))
     listing.metrics = f"{page}# TYPE tfs_lite_draining_requests gauge\n{drains}".encode()
-    assert main(["status", "--verbose", "--rest", listing.address]) == 0
+    assert main(["status", "--verbose", "--server", listing.address]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 requests inside the load before are waited for" in shown
     assert "1 request inside is waited for" in shown
@@ -222,16 +222,16 @@ def test_verbose_shows_replicas_and_sums_them_up_in_place_of_workers(
     replicas = [{"version": "2", "summary": "1/2 up, 1 starting", "replicas": [ready, lost]}]
     listing.models[0] = {**listing.models[0], "replica_status": replicas}
     monkeypatch.setattr(status.time, "time", lambda: 1100.0)
-    assert main(["status", "--verbose", "--rest", listing.address]) == 0
+    assert main(["status", "--verbose", "--server", listing.address]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "digits 2 AVAILABLE - - - - - - - ray 1/2 up, 1 starting" in lines
     assert "digits/2/0a1b2c3d/0#0 gpu-a 41 ready 100 s 1 0" in lines
     assert "digits/2/0a1b2c3d/1#3 - - placing 10 s - 2 signal 9" in lines
-    assert main(["status", "--verbose", "--json", "digits", "--rest", listing.address]) == 0
+    assert main(["status", "--verbose", "--json", "digits", "--server", listing.address]) == 0
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert "replicas" not in model["versions"][0]
     assert model["versions"][1]["replicas"] == {"summary": replicas[0]["summary"], "replicas": [ready, lost]}
-    assert main(["status", "--json", "--rest", listing.address]) == 0
+    assert main(["status", "--json", "--server", listing.address]) == 0
     assert "replica" not in capsys.readouterr().out
 
 
@@ -239,19 +239,17 @@ def test_a_page_that_holds_no_metrics_or_is_too_large_is_an_error(
     listing: Listing, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listing.metrics = b"<html>hello</html>"
-    assert main(["status", "--verbose", "--rest", listing.address]) == 1
+    assert main(["status", "--verbose", "--server", listing.address]) == 1
     assert "/metrics is no page of metrics" in capsys.readouterr().err
     monkeypatch.setattr(status, "_LARGEST_PAGE", 1000)
     listing.metrics = metrics_page()
-    assert main(["status", "--verbose", "--rest", listing.address]) == 1
+    assert main(["status", "--verbose", "--server", listing.address]) == 1
     assert "larger than 1000 bytes" in capsys.readouterr().err
 
 
-def test_grpc_shows_one_model_that_has_to_be_named_and_no_numbers(capsys: Captured) -> None:
-    assert main(["status", "digits", "--verbose", "--server", "127.0.0.1:1"]) == 2
-    assert "use --rest" in capsys.readouterr().err
-    assert main(["status", "--server", "127.0.0.1:1"]) == 2
-    assert "name it" in capsys.readouterr().err
+def test_the_numbers_need_the_http_port(capsys: Captured) -> None:
+    assert main(["status", "digits", "--verbose", "--server", "unix:/nowhere"]) == 2
+    assert "status --verbose goes over HTTP" in capsys.readouterr().err
 
 
 INTERRUPTIBLE = [
@@ -266,7 +264,7 @@ children, unless they say otherwise."""
 
 def test_watching_prints_every_change_until_it_is_interrupted(listing: Listing) -> None:
     command = [*INTERRUPTIBLE, "-m", "tfs_lite.cli.main", "status", "--watch", "--json", "--interval=0.02"]
-    with subprocess.Popen([*command, "--rest", listing.address], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*command, "--server", listing.address], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert [model["name"] for model in json.loads(process.stdout.readline())["models"]] == ["digits", "ranker"]
         listing.models = MODELS[:1]
@@ -282,7 +280,7 @@ def test_watching_on_a_terminal_draws_over_what_it_has_drawn_and_gives_the_termi
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     command = [*INTERRUPTIBLE, "-m", "tfs_lite.cli.main", "status", "--watch", "--interval=0.02"]
     with subprocess.Popen(
-        [*command, "--rest", listing.address], stdout=theirs, stderr=subprocess.PIPE, env=environment
+        [*command, "--server", listing.address], stdout=theirs, stderr=subprocess.PIPE, env=environment
     ) as process:
         os.close(theirs)
         before = read_terminal(own, lambda seen: "ranker" in seen)
@@ -303,7 +301,7 @@ HIDE_CURSOR, SHOW_CURSOR, LINE_UP = "\x1b[?25l", "\x1b[?25h", "\x1b[1A"
 
 def test_watching_without_a_terminal_prints_plain_lines_for_each_change(listing: Listing) -> None:
     command = [*INTERRUPTIBLE, "-m", "tfs_lite.cli.main", "status", "--watch", "--interval=0.02"]
-    with subprocess.Popen([*command, "--rest", listing.address], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*command, "--server", listing.address], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         assert any("ranker" in line for line in lines)

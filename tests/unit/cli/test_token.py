@@ -71,10 +71,13 @@ def token_file(tmp_path: Path) -> Path:
 def commands(server: ManagedServer, config: Path) -> list[list[str]]:
     address, rest = server.served.target, f"127.0.0.1:{server.served.server.rest_api_port}"
     return [
-        ["status", "--rest", rest, "--verbose"],
+        ["status", "--server", rest, "--verbose"],
         ["status", "m", "--server", address],
         ["predict", "m", "--server", address, "--input", "x=[[1, 2, 3]]"],
         ["reload", str(config), "--server", address],
+        ["explain", "m", "--server", rest],
+        ["events", "--server", rest],
+        ["guard", "m", "--server", address],
     ]
 
 
@@ -85,7 +88,7 @@ def config(server: ManagedServer, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(7))
 def test_commands_send_the_token_of_a_file(
     server: ManagedServer,
     config: Path,
@@ -99,6 +102,7 @@ def test_commands_send_the_token_of_a_file(
     assert main(command) == 1
     said = capsys.readouterr()
     assert "_access=token" in said.err
+    assert "give this command --token_file FILE, or set TFS_LITE_TOKEN_FILE in the environment" in said.err
     assert len(said.err.splitlines()) == 1
     assert main([*command, "--token_file", str(token_file)]) == 0
     monkeypatch.setenv("TFS_LITE_TOKEN_FILE", str(token_file))
@@ -130,8 +134,9 @@ def test_user_is_told_when_a_token_leaves_the_machine_in_plain_text(
     from tfs_lite.cli.arguments import grpc_client, http_server
 
     monkeypatch.chdir(token_file.parent)
-    given = Namespace(token_file="token", root_certificates=None, client_key=None, client_certificate=None)
-    http_server(address, given)
-    grpc_client(address, 1.0, given).close()
+    for ask in (http_server, lambda address, given: grpc_client(address, 1.0, given).close()):
+        given = Namespace(token_file="token")
+        ask(address, given)
+        ask(address, given)  # the same command line: it is told once
     lines = capsys.readouterr().err.splitlines()
     assert [address in line and "unencrypted" in line for line in lines] == [True] * (2 * warns)

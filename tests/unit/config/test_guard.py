@@ -24,8 +24,6 @@ EVERYTHING = {
     "rtol": "0.1",
     "atol": "0.001",
     "signature": "any",
-    "shadow_percent": "5.0",
-    "shadow_seconds": "60",
 }
 
 
@@ -47,8 +45,6 @@ def test_they_are_a_field_of_their_own_and_no_parameters_of_the_platform() -> No
         rtol=0.1,
         atol=0.001,
         signature="any",
-        shadow_percent=5,
-        shadow_seconds=60,
     )
     assert generation_settings(settings).max_num_seqs == 4, "a language model knows none of them"
 

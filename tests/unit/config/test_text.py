@@ -115,6 +115,7 @@ def test_text_format_and_yaml_say_the_same() -> None:
             "  base_path: '' } }",
             "m.cfg:4:3: model_config_list.config[0].base_path: is required; m.cfg:2:2: ",
         ),
+        ('{"model_config_list": [{"config": {"name": "m"}}]}', "m.cfg:1:1: JSON is read from a file called *.yaml"),
     ],
 )
 def test_a_mistake_in_text_format_names_line_and_column(text: str, message: str) -> None:

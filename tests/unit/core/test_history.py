@@ -291,7 +291,7 @@ def test_paths_are_for_those_who_manage(history):
 
 BY_POLL, BY_DEPLOY = {"origin": Origin(Cause.POLL)}, {"origin": Origin(Cause.RELOAD_RPC, "deploy")}
 WORDS = [
-    (K.UNASPIRED, BY_POLL, {"why": "directory 8 is gone"}, "un-aspired by POLL: directory 8 is gone"),
+    (K.UNASPIRED, BY_POLL, {"why": "directory 8 is gone"}, "no longer wanted (POLL): directory 8 is gone"),
     (K.DRAINED, {}, {"seconds": 1.234}, "DRAINED in 1.23 s"),
     (K.ENDED, {}, {}, "ENDED"),
     (K.ENDED, {"status": MISSING}, {}, "ENDED: no such file"),

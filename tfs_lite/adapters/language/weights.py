@@ -113,6 +113,7 @@ def _load_weights(
                 config=config,
                 state_dict=tensors,
                 dtype=torch.float32,
+                attn_implementation=attention_of(config),
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **arguments,
@@ -126,6 +127,12 @@ def _load_weights(
                     failed_precondition(f"{CONFIG} and the weights make no {made.__name__}: {sentence(error)}")
                 )
     return failures[0] if failures else (module, report)
+
+
+def attention_of(config: PreTrainedConfig) -> str | None:
+    """The attention that a network begins with; None for the library's choice. Older releases of the library choose
+    one that does not cap scores also where the config says so."""
+    return "eager" if getattr(config, "attn_logit_softcapping", None) else None
 
 
 def _with_dtype(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrainedModel]:

@@ -23,7 +23,7 @@ from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionVi
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.failed_requests.ring import FailedRequest
-from tfs_lite.operations.guard.evidence import Counts
+from tfs_lite.operations.guard.evidence import TrialCounts
 from tfs_lite.operations.guard.feature import Guard
 from tfs_lite.operations.guard.stage import GuardView
 from tfs_lite.operations.guard.trial import Rejection, Running, Stage
@@ -241,7 +241,7 @@ class ModelSnapshot:
     others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
     unread_policy: Status = OK
     storage: StorageCondition | None = None
-    guard: tuple[GuardView, Counts] | None = None
+    guard: tuple[GuardView, TrialCounts] | None = None
 
     @property
     def rejected(self) -> Mapping[int, Rejection]:
@@ -257,9 +257,7 @@ class ModelSnapshot:
     @property
     def latest(self) -> int | None:
         """The version that answers requests which name none."""
-        shadow = self.trial is not None and self.trial.stage is Stage.SHADOW
-        held = {*self.rejected, *([self.trial.new] if shadow and self.trial is not None else [])}
-        return max((version for version in self.answering if version not in held), default=None)
+        return max((version for version in self.answering if version not in self.rejected), default=None)
 
     @property
     def problem(self) -> Status:

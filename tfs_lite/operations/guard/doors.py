@@ -149,14 +149,13 @@ def guard_schemas() -> dict[str, Tree]:
     counts = ("requests", "failed", "shielded", "lost", "nonfinite", "refused", "late", "load")
     ended = object_of(("version", "outcome", "text", "at"), version=count, outcome=text, text=text, at=text)
     fields: dict[str, Tree] = {
-        "state": {"enum": ["NONE", "ARMED", "SHADOW", "BAKING"]},
+        "state": {"enum": ["NONE", "ARMED", "BAKING"]},
         **dict.fromkeys(("version", "over", "answers", "back_to", "going_back"), version),
         **dict.fromkeys(("since", "until"), time),
         **dict.fromkeys(counts, count),
         "votes": object_of(("against", "for", "needed"), **dict.fromkeys(("against", "for", "needed"), count)),
         "run_ms": object_of(("new", "old"), new=milliseconds, old=milliseconds),
         "failures": list_of(object_of(("request_id", "error"), request_id=text, error=text)),
-        "shadow": {"type": ["object", "null"]},
         "rejected": list_of(
             object_of(
                 ("version", "why", "at", "by", "rolled_back"),

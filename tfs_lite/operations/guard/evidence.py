@@ -72,7 +72,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TrialCounts:
     """How the requests of a trial have ended on the new version. Answers from the response cache are not among them.
 
     ``requests``: those that it answered well or failed. ``failed``: faults, refusals, answers with NaN or inf, and late
@@ -134,7 +134,7 @@ class Ran:
     ended: bool = True
 
 
-class Evidence:
+class TrialEvidence:
     """The evidence of one trial, in seconds of ``monotonic``. Made when the version is armed; spans count from then.
 
     Threads: ``on_end`` on the event loop, everything else on any thread. It keeps a bounded number of failures, whose
@@ -297,7 +297,7 @@ class Evidence:
             against, votes_for = self._against, self._for
             leaning = not self._rule and against >= LEANING_VOTES and log_evidence(against, votes_for) > 0
             text = self._words(self._counts(), old_run_ms)
-            return Judgement(self._rule, leaning, against, votes_for, needed(votes_for), text)
+            return Judgement(self._rule, leaning, against, votes_for, needed(votes_for), self._well, text)
 
     def _is_broken(self, now: float) -> bool:
         """Rule 2: nothing was answered well yet, and the old version can do better."""
@@ -308,15 +308,15 @@ class Evidence:
         return 2 * self._shielded >= self._asked
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> TrialCounts:
         """Any thread."""
         with self._lock:
             return self._counts()
 
-    def _counts(self) -> Counts:
+    def _counts(self) -> TrialCounts:
         ended, well = self._endings, self._well
         failed = sum(ended[kind] for kind in FAILED)
-        return Counts(
+        return TrialCounts(
             requests=well + failed,
             failed=failed,
             shielded=self._shielded,
@@ -331,7 +331,7 @@ class Evidence:
             failures=tuple(self._failures),
         )
 
-    def _words(self, counts: Counts, old_run_ms: float | None) -> str:
+    def _words(self, counts: TrialCounts, old_run_ms: float | None) -> str:
         """For example ``31 of 1204 requests failed, version 7 answered all; votes: 15 against it, 0 for it:
         INTERNAL: ...``, where the error is that of the first failure."""
         text = f"{counts.failed} of {counts.requests} requests failed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,32 +14,21 @@ from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.trial import Shadow, Trial
+from tfs_lite.core.trial import Trial
 from tfs_lite.operations.guard.doors import GuardDoors
-from tfs_lite.operations.guard.evidence import Counts, Evidence
+from tfs_lite.operations.guard.evidence import TrialCounts, TrialEvidence
 from tfs_lite.operations.guard.report import GUARD, GuardReports
 from tfs_lite.operations.guard.reruns import Reruns
-from tfs_lite.operations.guard.shadow import ShadowReport, ShadowRuns
 from tfs_lite.operations.guard.stage import GuardEffects, GuardStage, GuardView, files_of
 from tfs_lite.operations.guard.state_file import StateFile, with_files
 from tfs_lite.operations.guard.trial import (
     NO_JUDGEMENT,
     OFF,
-    BakeBegun,
-    BakeEnded,
     Command,
-    Effect,
     Items,
     Judgement,
-    Lifted,
-    Outcome,
-    Renewed,
     Running,
-    Stage,
-    TakenBack,
     TrialSettings,
-    WayBackFailed,
-    WouldTakeBack,
     guarded,
 )
 from tfs_lite.server.feature import Doors, ServerFeature
@@ -59,7 +48,6 @@ TICK_SECONDS = 1.0
 DISK_SECONDS = 10.0
 """What was found on disk counts for so long, if the looks of the source find nothing new."""
 logger = logging.getLogger(__name__)
-OnReport = Callable[[str, Effect], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +72,12 @@ class Guard(ServerFeature):
         self._core = core
         self._trials: dict[str, Mapping[int, Trial]] = {}  # in the order in which trials were armed
         self.trials = self._trials
-        self._lock = threading.Lock()  # guards the next three
-        self._evidence: dict[ServableId, tuple[str, Evidence]] = {}  # with the files of the version
-        self._shadows: dict[
-            str, tuple[str, ShadowRuns]
-        ] = {}  # the last one of each model, which may be over; with files
+        self._lock = threading.Lock()  # guards the next two
+        self._evidence: dict[ServableId, tuple[str, TrialEvidence]] = {}  # with the files of the version
         self._on_disk: dict[str, _OnDisk] = {}
-        self._listeners: tuple[OnReport, ...] = ()
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
-        self.reports = GuardReports(core, self.view, self.counts, self._look, self.shadow)
-        self.listen(self.reports.on_effect)
+        self.reports = GuardReports(core, self.view, self.counts, self._look)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three
         self._started = self._stopped = False
@@ -104,11 +87,10 @@ class Guard(ServerFeature):
             hold=core.manager.hold,
             set_trials=self._set_trials,
             judgement=self._judgement,
-            answered=self._answered,
             wake=self._wake,
             on_disk=self._look,
             reject=lambda name, versions: core.sources.reject(name, versions),
-            report=self._report,
+            report=self.reports.on_effect,
             save=self._save,
         )
         self._stage = GuardStage(
@@ -126,16 +108,10 @@ class Guard(ServerFeature):
         """How the model stands; None for one without a list."""
         return self._stage.view(name)
 
-    def counts(self, id: ServableId) -> Counts | None:
+    def counts(self, id: ServableId) -> TrialCounts | None:
         """How requests have ended on a version that is on trial; None for any other."""
         found = self._evidence_of(id)
         return found.counts if found is not None else None
-
-    def shadow(self, id: ServableId) -> ShadowReport | None:
-        """What the shadow of a version shows, or has shown; None for one that had none, or not the last one."""
-        with self._lock:
-            _, runs = self._shadows.get(id.name, ("", None))
-        return runs.report if runs is not None and runs.id == id else None
 
     @property
     def stage(self) -> GuardStage:
@@ -145,10 +121,6 @@ class Guard(ServerFeature):
         """Carries an order out; see :meth:`GuardStage.command`."""
         self._stage.command(name, command)
         self._wake()
-
-    def listen(self, listener: OnReport) -> None:
-        """Calls ``listener`` with the model and each effect from now on, on the guard's thread or that of a command."""
-        self._listeners = (*self._listeners, listener)
 
     def guarded(self, name: str, items: Items) -> Items:
         """The list that goes on to the manager where the source has this one, as trials stand now. Asks the disk."""
@@ -172,9 +144,6 @@ class Guard(ServerFeature):
         if isinstance(event, ModelGone):
             with self._lock:
                 self._on_disk.pop(event.name, None)
-                _, runs = self._shadows.pop(event.name, ("", None))
-            if runs is not None:
-                runs.close()
             self._warned.discard(event.name)
         self.reports.on_event(event)
         self._stage.on_event(event)
@@ -199,7 +168,7 @@ class Guard(ServerFeature):
         """What was rejected before is known to the sources before they look for the first time."""
         saved = self._stage.saved()
         for name, model in saved.items():
-            self._core.sources.reject(name, {rejection.version for rejection in model.rejected})
+            self._core.sources.reject(name, set(model.rejected))
         if self._file is not None:
             self._file.write(saved)
 
@@ -213,10 +182,6 @@ class Guard(ServerFeature):
             self._file.close(self._stage.saved())
         self._thread.stop()
         self._reruns.close()
-        with self._lock:
-            shadows = [runs for _, runs in self._shadows.values()]
-        for runs in shadows:
-            runs.close()
 
     # The thread.
 
@@ -260,20 +225,11 @@ class Guard(ServerFeature):
                 files, evidence = before.pop(id, ("", None))
                 if evidence is None or files != trial.files:
                     self._forget(evidence)
-                    evidence = Evidence(id, trial.old, self._core.clock.monotonic)
+                    evidence = TrialEvidence(id, trial.old, self._core.clock.monotonic)
                 evidence.old = trial.old
                 self._evidence[id] = trial.files, evidence
                 self._reruns.watch(evidence)
-                found[trial.new] = Trial(
-                    trial.old,
-                    evidence.on_end,
-                    trial.settings.repeats,
-                    self._shadow_of(id, trial),
-                    nonfinite_fails=evidence.nonfinite_fails,
-                )
-            over = self._shadows.get(name)
-        if over is not None and all(trial.shadow is None for trial in found.values()):
-            over[1].close()
+                found[trial.new] = Trial(trial.old, evidence.on_end, trial.settings.repeats, evidence.nonfinite_fails)
         for _, evidence in before.values():
             self._forget(evidence)
         if found.keys() != self._trials.get(name, found).keys() or not found:
@@ -281,25 +237,12 @@ class Guard(ServerFeature):
         if found:
             self._trials[name] = found
 
-    def _shadow_of(self, id: ServableId, trial: Running) -> Shadow | None:
-        """Called with the lock held."""
-        if trial.stage is not Stage.SHADOW:
-            return None
-        settings = trial.settings
-        files, runs = self._shadows.get(id.name, ("", None))
-        if runs is None or runs.id != id or files != trial.files or runs.closed:
-            if runs is not None:
-                runs.close()
-            runs = ShadowRuns(id, self._core.handle, settings.rtol, settings.atol)
-            self._shadows[id.name] = trial.files, runs
-        return Shadow(settings.shadow_percent / 100, runs.take)
-
-    def _forget(self, evidence: Evidence | None) -> None:
+    def _forget(self, evidence: TrialEvidence | None) -> None:
         if evidence is not None:
             self._reruns.forget(evidence)
             self.reports.metrics.on_counts(evidence.id, evidence.counts, last=True)
 
-    def _evidence_of(self, id: ServableId) -> Evidence | None:
+    def _evidence_of(self, id: ServableId) -> TrialEvidence | None:
         with self._lock:
             return self._evidence.get(id, ("", None))[1]
 
@@ -309,10 +252,6 @@ class Guard(ServerFeature):
             return NO_JUDGEMENT
         old_run_ms = self.reports.run_ms(ServableId(id.name, found.old))
         return found.judgement(self._core.clock.monotonic(), old_run_ms)
-
-    def _answered(self, id: ServableId) -> int:
-        counts = self.counts(id)
-        return counts.answered if counts is not None else 0
 
     def _settings_of(self, item: ServableData[StoragePath]) -> TrialSettings:
         """The settings of a load of the item now: those of the model's config, else the flags."""
@@ -333,11 +272,7 @@ class Guard(ServerFeature):
             bake_seconds,
             options.bake_requests if own.bake_requests is None else own.bake_requests,
             (own.bake_verdict or options.bake_verdict) == "tell",
-            own.shadow_percent if repeats else 0.0,
-            own.shadow_seconds if repeats else 0.0,
             repeats,
-            own.rtol,
-            own.atol,
         )
 
     def _look(self, name: str) -> Mapping[int, ServableData[StoragePath]] | None:
@@ -369,15 +304,6 @@ class Guard(ServerFeature):
             for each in every_version(model, settings, RealDisk())
         }
 
-    def _report(self, name: str, effect: Effect) -> None:
-        _log(name, effect)
-        for listener in self._listeners:
-            try:
-                listener(name, effect)
-            except Exception:
-                logger.exception("what follows from an effect of the guard failed")
-        self._core.changes.notify(name)
-
     def _save(self) -> None:
         """A write that fails is tried again each second."""
         file = self._file
@@ -396,24 +322,3 @@ class Guard(ServerFeature):
 def _at_start(revision: str) -> str:
     """The revision that the same files have where a server that is told what to load begins with them."""
     return f"{revision.rpartition('-')[0]}-{START}"
-
-
-def _log(name: str, effect: Effect) -> None:
-    match effect:
-        case BakeBegun(trial):
-            text = "%s version %d is on trial: version %d answers what fails on it"
-            logger.info(text, name, trial.new, trial.old)
-        case BakeEnded(trial, outcome, text):
-            level = logging.INFO if outcome in (Outcome.PASSED, Outcome.ACCEPTED) else logging.WARNING
-            logger.log(level, "%s: the trial of version %d is over: %s", name, trial.new, text)
-        case TakenBack(rejection, to):
-            logger.warning("%s version %d was %s; version %d answers", name, rejection.version, rejection.why, to)
-        case WouldTakeBack(trial, text):
-            logger.warning("%s version %d %s", name, trial.new, text)
-        case Lifted(version, text, forced):
-            level = logging.WARNING if forced else logging.INFO
-            logger.log(level, "%s version %d may answer again: %s", name, version, text)
-        case Renewed(version):
-            logger.info("%s version %d is loaded again", name, version)
-        case WayBackFailed(to, text):
-            logger.error("%s does not go back to version %d: %s", name, to, text)

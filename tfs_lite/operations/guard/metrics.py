@@ -11,11 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.operations.guard.evidence import Counts
+from tfs_lite.operations.guard.evidence import TrialCounts
 from tfs_lite.operations.guard.stage import GuardView
 
-NO_COUNTS = Counts()
-OUTCOMES: dict[str, Callable[[Counts], int]] = {
+NO_COUNTS = TrialCounts()
+OUTCOMES: dict[str, Callable[[TrialCounts], int]] = {
     "answered": lambda counts: counts.answered,
     "fault": lambda counts: counts.faults,
     "refused": lambda counts: counts.refused,
@@ -44,10 +44,10 @@ class GuardMetrics(Collector):
         self._latest = latest
         self._lock = threading.Lock()  # guards the fields below; nothing is called under it
         self._totals: dict[str, Counter[str]] = {}
-        self._seen: dict[ServableId, Counts] = {}  # of the trials that go on, until now
+        self._seen: dict[ServableId, TrialCounts] = {}  # of the trials that go on, until now
         registry.register(self)
 
-    def on_counts(self, id: ServableId, counts: Counts, *, last: bool = False) -> None:
+    def on_counts(self, id: ServableId, counts: TrialCounts, *, last: bool = False) -> None:
         """Takes the counts of a trial until now. After the ``last`` ones, those of the version begin with 0 again."""
         with self._lock:
             before = self._seen.pop(id, NO_COUNTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tfs_lite.core.history import Cause, EventKind, Origin, iso_time
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
-from tfs_lite.operations.guard.evidence import Counts
+from tfs_lite.operations.guard.evidence import TrialCounts
 from tfs_lite.operations.guard.metrics import GuardMetrics
-from tfs_lite.operations.guard.shadow import ShadowReport
 from tfs_lite.operations.guard.stage import GuardView
 from tfs_lite.operations.guard.trial import (
     BakeBegun,
@@ -20,8 +20,9 @@ from tfs_lite.operations.guard.trial import (
     By,
     Effect,
     Lifted,
+    Outcome,
     Rejection,
-    Running,
+    Renewed,
     Stage,
     TakenBack,
     WayBackFailed,
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
 SHIELDED_EVERY = 60.0
 """Seconds between two events about shielded requests of one version, at least."""
-NO_COUNTS = Counts()
+NO_COUNTS = TrialCounts()
 GUARD = Origin(Cause.GUARD)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +45,14 @@ class Standing:
     """How a model stands. ``counts`` are those of the trial. ``answers``: the version that answers requests without a
     version. ``back_to``: the version that a rollback without a version would go to, None if there is none.
     ``old_run_ms``: the mean time of a run of the old version of the trial, in milliseconds, since it was loaded.
-    ``shadow``: what the last shadow of the model has shown, if it was that of the version on trial, or of the last one.
     ``remembered``: whether a restart of the server keeps what was rejected."""
 
     view: GuardView
-    counts: Counts = NO_COUNTS
+    counts: TrialCounts = NO_COUNTS
     answers: int | None = None
     back_to: int | None = None
     old_run_ms: float | None = None
     remembered: bool = False
-    shadow: ShadowReport | None = None
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -76,7 +76,6 @@ class Standing:
             "votes": {"against": judgement.against, "for": judgement.votes_for, "needed": judgement.needed},
             "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(self.old_run_ms)},
             "failures": [{"request_id": each.request_id, "error": each.error} for each in counts.failures],
-            "shadow": None if self.shadow is None else self.shadow.as_json,
             "rejected": [_rejected(each) for each in view.rejected],
             "answers": self.answers,
             "back_to": self.back_to,
@@ -114,21 +113,19 @@ def _milliseconds(value: float | None) -> float | None:
 class GuardReports:
     """Tells how models stand and what the guard does. Any thread may ask and tell, but for the event loop's.
 
-    Four functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
+    Three functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
     version have ended, None without a trial. ``on_disk``: the versions that could be offered, None where the disk does
-    not tell. ``shadow``: what the shadow of this version has shown."""
+    not tell."""
 
     def __init__(
         self,
         core: ServerCore,
         view: Callable[[str], GuardView | None],
-        counts: Callable[[ServableId], Counts | None],
+        counts: Callable[[ServableId], TrialCounts | None],
         on_disk: Callable[[str], Mapping[int, Any] | None],
-        shadow: Callable[[ServableId], ShadowReport | None],
     ) -> None:
         self._core = core
         self._on_disk = on_disk
-        self._shadow = shadow
         self._view = view
         self._counts = counts
         self._shielded: dict[ServableId, tuple[float, int]] = {}  # when it was told last, and of how many
@@ -136,7 +133,7 @@ class GuardReports:
 
     # How models stand.
 
-    def trial(self, name: str) -> tuple[GuardView, Counts] | None:
+    def trial(self, name: str) -> tuple[GuardView, TrialCounts] | None:
         """The view of a model, and the counts of its trial; None for one that the guard does not know."""
         view = self._view(name)
         if view is None:
@@ -155,10 +152,7 @@ class GuardReports:
         if view.trial is not None and (ran := self.run_ms(ServableId(name, view.trial.old))) is not None:
             old_run_ms = ran
         remembered = bool(self._core.options.state_directory)
-        last = view.trial or view.ended
-        version = None if last is None else last.new if isinstance(last, Running) else last.version
-        shadow = None if version is None else self._shadow(ServableId(name, version))
-        return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered, shadow)
+        return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered)
 
     def run_ms(self, id: ServableId) -> float | None:
         """The mean of all its runs that did not fail; None if there are none."""
@@ -193,7 +187,7 @@ class GuardReports:
                 for id in [id for id in self._shielded if id.name == name]:
                     del self._shielded[id]
 
-    def on_counts(self, id: ServableId, counts: Counts) -> None:
+    def on_counts(self, id: ServableId, counts: TrialCounts) -> None:
         """Takes how the requests of a trial have ended until now: each second while it goes on, on one thread. The last
         counts go to ``metrics`` alone."""
         self.metrics.on_counts(id, counts)
@@ -209,38 +203,44 @@ class GuardReports:
             if counts.failures:
                 details["why"] = counts.failures[0].error
             self._append(EventKind.SHIELDED, id.name, id.version, details)
+            self._core.changes.notify(id.name)
 
     def on_effect(self, name: str, effect: Effect) -> None:
-        """See :class:`~tfs_lite.operations.guard.stage.GuardEffects`."""
+        """Tells what has happened: the log, the events, the counters, and whoever waits for a change."""
         match effect:
             case BakeBegun(trial):
-                details = {"over": trial.old, "stage": trial.stage.value, "bake_seconds": trial.settings.bake_seconds}
-                if trial.stage is Stage.BAKING:
-                    details |= self._shadow_shown(name, trial)
+                text = "%s version %d is on trial: version %d answers what fails on it"
+                logger.info(text, name, trial.new, trial.old)
+                details = {"over": trial.old, "bake_seconds": trial.settings.bake_seconds}
                 self._append(EventKind.BAKE_BEGUN, name, trial.new, details)
-            case BakeEnded(trial, outcome, text) if trial.stage is not Stage.ARMED:
-                details = {"over": trial.old, "outcome": outcome.value, "why": text}
-                if trial.stage is Stage.SHADOW:
-                    details |= self._shadow_shown(name, trial)
-                self._append(EventKind.BAKE_ENDED, name, trial.new, details)
+            case BakeEnded(trial, outcome, text):
+                level = logging.INFO if outcome in (Outcome.PASSED, Outcome.ACCEPTED) else logging.WARNING
+                logger.log(level, "%s: the trial of version %d is over: %s", name, trial.new, text)
+                if trial.stage is not Stage.ARMED:
+                    details = {"over": trial.old, "outcome": outcome.value, "why": text}
+                    self._append(EventKind.BAKE_ENDED, name, trial.new, details)
             case TakenBack(rejection, to, _, who):
-                if rejection.by is By.GUARD:
+                version, why, by_guard = rejection.version, rejection.why, rejection.by is By.GUARD
+                logger.warning("%s version %d was %s; version %d answers", name, version, why, to)
+                if by_guard:
                     self.metrics.taken_back(name)
-                origin = Origin(Cause.OPERATOR, who) if rejection.by is By.OPERATOR else GUARD
-                status = Status(StatusCode.ABORTED, rejection.why)
-                self._append(EventKind.TAKEN_BACK, name, rejection.version, {"to": to}, origin, status)
+                origin = GUARD if by_guard else Origin(Cause.OPERATOR, who)
+                status = Status(StatusCode.ABORTED, why)
+                self._append(EventKind.TAKEN_BACK, name, version, {"to": to}, origin, status)
             case WouldTakeBack(trial, text):
+                logger.warning("%s version %d %s", name, trial.new, text)
                 self._append(EventKind.WOULD_TAKE_BACK, name, trial.new, {"why": text, "over": trial.old})
             case Lifted(version, text, forced, who):
+                level = logging.WARNING if forced else logging.INFO
+                logger.log(level, "%s version %d may answer again: %s", name, version, text)
                 origin = Origin(Cause.OPERATOR, who) if who else GUARD
                 self._append(EventKind.LIFTED, name, version, {"why": text, "forced": forced}, origin)
+            case Renewed(version):
+                logger.info("%s version %d is loaded again", name, version)
             case WayBackFailed(to, text):
+                logger.error("%s does not go back to version %d: %s", name, to, text)
                 self._append(EventKind.WAY_BACK_FAILED, name, to, {"why": text})
-
-    def _shadow_shown(self, name: str, trial: Running) -> Mapping[str, Any]:
-        """The detail of the event with which a shadow ends."""
-        found = self._shadow(ServableId(name, trial.new))
-        return {} if found is None else {"shadow": str(found)}
+        self._core.changes.notify(name)
 
     def _append(
         self,
@@ -253,4 +253,3 @@ class GuardReports:
     ) -> None:
         status = status or Status()
         self._core.history.append(kind, name, version, origin=origin, status=status, details=details)
-        self._core.changes.notify(name)

@@ -1,6 +1,6 @@
 """Runs failures of versions on trial again, on both versions, and tells the evidence of each trial how they went.
 
-    Evidence.due -> the version that is drawn -> the other one -> Evidence.on_pair
+    TrialEvidence.due -> the version that is drawn -> the other one -> TrialEvidence.on_pair
 
 A pair never disturbs requests for long: it takes the queue of the version as any request does, one pair of a trial runs
 at a time, and the evidence leaves a pause behind each. A side that has not answered in time is given up: its calls
@@ -25,7 +25,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, find_s
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.core.threads import join, start
 from tfs_lite.core.trial import FAILED
-from tfs_lite.operations.guard.evidence import MOST_SECONDS, PATIENCE_SECONDS, Evidence, Pair, Ran, patience
+from tfs_lite.operations.guard.evidence import MOST_SECONDS, PATIENCE_SECONDS, Pair, Ran, TrialEvidence, patience
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.server.inference.shield import all_finite, ending_of, may_repeat
@@ -51,11 +51,11 @@ class Reruns:
         self._clock = clock
         self._random = random or Random()
         self._changed = threading.Condition()  # guards the fields below, and the sides of the pairs that run
-        self._trials: list[Evidence] = []  # the one whose turn is next comes first
+        self._trials: list[TrialEvidence] = []  # the one whose turn is next comes first
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def watch(self, evidence: Evidence) -> None:
+    def watch(self, evidence: TrialEvidence) -> None:
         """Runs the failures of this trial again from now on. If the system refuses a thread, that is logged, and the
         next trial tries again."""
         with self._changed:
@@ -65,7 +65,7 @@ class Reruns:
             self._staff()
             self._changed.notify_all()
 
-    def forget(self, evidence: Evidence) -> None:
+    def forget(self, evidence: TrialEvidence) -> None:
         """The trial is over: no pair of it begins any more, and one that runs is given up."""
         with self._changed:
             if evidence in self._trials:
@@ -119,14 +119,14 @@ class Reruns:
         wake_at = min([self._clock.monotonic() + LOOK_SECONDS, *times]) if trials else math.inf
         self._wait(lambda: tuple(self._trials) != trials, wake_at)
 
-    def _take_turn(self, evidence: Evidence) -> None:
+    def _take_turn(self, evidence: TrialEvidence) -> None:
         """The others come before it the next time."""
         with self._changed:
             if evidence in self._trials:
                 self._trials.remove(evidence)
                 self._trials.append(evidence)
 
-    def _tell(self, evidence: Evidence, pair: Pair) -> None:
+    def _tell(self, evidence: TrialEvidence, pair: Pair) -> None:
         new = old = None
         try:
             new, old = self._run_pair(evidence, pair)
@@ -135,7 +135,7 @@ class Reruns:
         finally:
             evidence.on_pair(pair, new, old)
 
-    def _run_pair(self, evidence: Evidence, pair: Pair) -> tuple[Ran | None, Ran | None]:
+    def _run_pair(self, evidence: TrialEvidence, pair: Pair) -> tuple[Ran | None, Ran | None]:
         """How the new and the old version ran it; None for one that says nothing."""
         sides = list[_Side]()
         try:
@@ -151,7 +151,7 @@ class Reruns:
             for side in sides:
                 side.give_up()
 
-    def _side(self, evidence: Evidence, version: int, asked: ServableId | None) -> _Side:
+    def _side(self, evidence: TrialEvidence, version: int, asked: ServableId | None) -> _Side:
         """NOT_FOUND if the version is gone, or the ensemble that was asked."""
         name, answered = evidence.id.name, partial(evidence.answered_by, version)
         handle = self._handle(ModelRef(name, version))
@@ -164,7 +164,7 @@ class Reruns:
             raise
         return _Side([ensemble, handle], {name: version}, answered, self._clock, self._changed)
 
-    def _run_sides(self, evidence: Evidence, pair: Pair, first: _Side, second: _Side) -> None:
+    def _run_sides(self, evidence: TrialEvidence, pair: Pair, first: _Side, second: _Side) -> None:
         """Returns when nothing more is to be learnt, at most :data:`PATIENCE_SECONDS` and :data:`MOST_SECONDS` later.
         The second side begins when the first has ended, or has taken so long that it may have failed by that."""
         first.begin(pair.runs)
@@ -179,10 +179,10 @@ class Reruns:
                 return
             self._wait(partial(self._has_changed, evidence, first, second, over), ends)
 
-    def _has_changed(self, evidence: Evidence, first: _Side, second: _Side, over: tuple[bool, bool]) -> bool:
+    def _has_changed(self, evidence: TrialEvidence, first: _Side, second: _Side, over: tuple[bool, bool]) -> bool:
         return (first.over, second.over) != over or not self._goes_on(evidence)
 
-    def _goes_on(self, evidence: Evidence) -> bool:
+    def _goes_on(self, evidence: TrialEvidence) -> bool:
         return evidence in self._trials
 
     def _wait(self, ready: Callable[[], bool], at: float) -> None:

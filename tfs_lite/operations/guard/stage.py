@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from tfs_lite.core.clock import Clock
@@ -25,6 +25,7 @@ from tfs_lite.operations.guard.trial import (
     LAST_VOTES_SECONDS,
     MAX_REMEMBERED,
     NO_JUDGEMENT,
+    NO_STATE,
     OFF,
     BakeEnded,
     Command,
@@ -41,7 +42,6 @@ from tfs_lite.operations.guard.trial import (
     TakenBack,
     TrialSettings,
     guarded,
-    held,
     nothing,
     step,
 )
@@ -52,7 +52,6 @@ MAX_STEPS = 1000
 """The most steps of one model at a time; more of them are a defect."""
 MAX_GIVEN = 4
 """The most trials that end early for one load without memory; after so many it does not fit for other reasons."""
-NO_STATE = ModelState()
 
 
 def files_of(revision: str) -> str:
@@ -70,8 +69,8 @@ class GuardEffects:
     manager, and after it is gone. ``set_trials(name, trials)``: all trials of the model from now on, armed ones too, so
     that requests are shielded from the first one; a trial whose ``new`` and ``files`` were there before goes on with
     its evidence, also where its ``stage`` or ``old`` has changed. ``judgement(id)``: how the trial of this new version
-    stands; ``NO_JUDGEMENT`` where nothing is known. ``answered(id)``: the requests that it has answered. ``wake()``:
-    the guard's thread is to call ``tick`` soon; also called under the manager's bus.
+    stands; ``NO_JUDGEMENT`` where nothing is known. ``wake()``: the guard's thread is to call ``tick`` soon; also
+    called under the manager's bus.
 
     Called without the stage's lock, but perhaps on a source's thread while it sends a list (so it must take no lock
     that is held then): ``on_disk(name)``: the items, as the source would offer them, of every version that is there and
@@ -85,7 +84,6 @@ class GuardEffects:
     hold: Callable[[ServableId, bool], None]
     set_trials: Callable[[str, Sequence[Running]], None]
     judgement: Callable[[ServableId], Judgement]
-    answered: Callable[[ServableId], int]
     wake: Callable[[], None]
     on_disk: Callable[[str], Mapping[int, ServableData[StoragePath]] | None]
     reject: Callable[[str, frozenset[int]], None]
@@ -107,8 +105,8 @@ class EndedTrial:
 class GuardView:
     """How a model stands, for reports. ``trial``: the one that runs, or the highest that is armed. ``since`` and
     ``until``: the begin of its stage and the earliest end, in seconds since 1970; None while it is armed.
-    ``rejected``: the highest version first. ``going_back``: the version that an operator waits for. ``kept``: the
-    versions that are wanted by the guard alone. ``ended``: the last trial that ended, since the start."""
+    ``rejected``: the highest version first. ``going_back``: the version that an operator waits for. ``ended``: the last
+    trial that ended, since the start."""
 
     name: str
     trial: Running | None = None
@@ -117,36 +115,19 @@ class GuardView:
     judgement: Judgement = NO_JUDGEMENT
     rejected: tuple[Rejection, ...] = ()
     going_back: int | None = None
-    kept: frozenset[int] = frozenset()
     ended: EndedTrial | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTrial:
-    """A trial that a restart begins anew."""
-
-    new: int
-    files: str
-    old: int
-
-
-@dataclass(frozen=True, slots=True)
-class SavedModel:
-    """What a restart must know of a model. ``accepted``: the files of versions that an operator has accepted."""
-
-    rejected: tuple[Rejection, ...] = ()
-    accepted: Mapping[int, str] = field(default_factory=nothing)
-    trials: tuple[SavedTrial, ...] = ()
 
 
 @dataclass(slots=True)
 class _Model:
     """What the stage keeps of a model; guarded by the stage's lock. ``known``: the items of every version that is there
     and could be offered. ``settings``: with the revision that they were read for. ``failed_as``: the revision of a
-    version when it has failed; another one is loaded anew."""
+    version when it has failed; another one is loaded anew. ``told``: the state that others know; with ``items`` and
+    ``ended`` read without the lock, as the values of these three are replaced."""
 
     name: str
     state: ModelState = NO_STATE
+    told: ModelState = NO_STATE
     items: Items = ()
     passed: Items = ()
     known: Mapping[int, ServableData[StoragePath]] = field(default_factory=nothing)
@@ -154,8 +135,6 @@ class _Model:
     available: frozenset[int] = frozenset()
     failed: Mapping[int, Status] = field(default_factory=nothing)
     failed_as: dict[int, str] = field(default_factory=dict)
-    held: frozenset[int] = frozenset()
-    rejected: frozenset[int] = frozenset()
     ended: EndedTrial | None = None
 
     @property
@@ -166,27 +145,6 @@ class _Model:
     def unlisted(self) -> dict[int, ServableData[StoragePath]]:
         listed = self.listed
         return {version: item for version, item in self.known.items() if version not in listed}
-
-    @property
-    def saved(self) -> SavedModel:
-        state = self.state
-        trials = (SavedTrial(trial.new, trial.files, trial.old) for trial in state.trials)
-        accepted = {version: state.accepted[version] for version in state.ungated if version in state.accepted}
-        return SavedModel(tuple(state.rejected.values()), accepted, tuple(trials))
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What others may read of a model without the lock; replaced as a whole."""
-
-    state: ModelState
-    kept: frozenset[int]
-    saved: SavedModel
-    ended: EndedTrial | None
-    has_list: bool
-
-
-NOTHING_TOLD = _Told(NO_STATE, frozenset(), SavedModel(), None, False)
 
 
 class GuardStage:
@@ -213,7 +171,6 @@ class GuardStage:
         self._given: dict[ServableId, int] = {}  # how many trials have ended for such a load
         self._leaving: set[ServableId] = set()  # versions that are being unloaded
         self._touched: set[str] = set()  # models of which something was heard since the last tick
-        self._told: dict[str, _Told] = {}  # by model; values are replaced, and read without the lock
         self._carrying = threading.Lock()  # serialises what is carried out; no source's lock is held with it
         self._calls: deque[Callable[[], None]] = deque()
 
@@ -271,60 +228,47 @@ class GuardStage:
 
     def view(self, name: str) -> GuardView | None:
         """None for a model without a list."""
-        told = self._told.get(name, NOTHING_TOLD)
-        if not told.has_list:
+        model = self._models.get(name)
+        if model is None or not model.items:
             return None
-        state, since, until, judgement = told.state, None, None, NO_JUDGEMENT
+        state, since, until, judgement = model.told, None, None, NO_JUDGEMENT
         trial = state.running or next(iter(state.trials), None)
         if trial is not None:
             judgement = self._effects.judgement(ServableId(name, trial.new))
         if trial is not None and trial.stage is not Stage.ARMED:
-            seconds = trial.settings.shadow_seconds
-            if trial.stage is Stage.BAKING:
-                seconds = trial.settings.bake_seconds + LAST_VOTES_SECONDS
             since = self._clock.time() - (self._clock.monotonic() - trial.since)
-            until = since + seconds
+            until = since + trial.settings.bake_seconds + LAST_VOTES_SECONDS
         rejected = tuple(state.rejected[version] for version in sorted(state.rejected, reverse=True))
         going_back = state.going_back.to if state.going_back is not None else None
-        return GuardView(name, trial, since, until, judgement, rejected, going_back, told.kept, told.ended)
+        return GuardView(name, trial, since, until, judgement, rejected, going_back, model.ended)
 
     def rejected(self, name: str) -> Mapping[int, Status]:
         """The versions that the guard keeps from answering: ABORTED, with the reason."""
-        rejected = self._told.get(name, NOTHING_TOLD).state.rejected
+        rejected = self.state(name).rejected
         return {version: Status(StatusCode.ABORTED, rejection.why) for version, rejection in rejected.items()}
 
     def accepts(self, id: ServableId) -> bool:
         """Whether an operator takes the version as it is: its load skips the replay gate."""
-        return id.version in self._told.get(id.name, NOTHING_TOLD).state.ungated
-
-    def kept(self, name: str) -> frozenset[int]:
-        """The versions that the guard has added to the last list of the source."""
-        return self._told.get(name, NOTHING_TOLD).kept
+        return id.version in self.state(id.name).ungated
 
     def state(self, name: str) -> ModelState:
-        """For ``guarded`` elsewhere, as what-if does it."""
-        return self._told.get(name, NOTHING_TOLD).state
+        """As of the last list that went on."""
+        model = self._models.get(name)
+        return NO_STATE if model is None else model.told
 
     # Over a restart.
 
-    def saved(self) -> Mapping[str, SavedModel]:
+    def saved(self) -> Mapping[str, ModelState]:
         """What a restart must know, of the models that have anything to remember."""
-        nothing_saved = SavedModel()
-        return {name: told.saved for name, told in list(self._told.items()) if told.saved != nothing_saved}
+        found = {name: model.told.remembered for name, model in list(self._models.items())}
+        return {name: state for name, state in found.items() if state != NO_STATE}
 
-    def restore(self, saved: Mapping[str, SavedModel]) -> None:
+    def restore(self, saved: Mapping[str, ModelState]) -> None:
         """Before ``observe``. A trial whose version has other files at its first list is forgotten. The source hears of
         rejected versions with the first ``tick``; lists that come before that are guarded all the same."""
-        for name, found in saved.items():
-            armed = {
-                trial.new: Running(trial.new, trial.old, trial.files, Stage.ARMED, 0.0, OFF) for trial in found.trials
-            }
-            rejected = {rejection.version: rejection for rejection in found.rejected}
-            accepted, ungated = dict(found.accepted), frozenset(found.accepted)
-            state = ModelState(armed=armed, rejected=rejected, accepted=accepted, ungated=ungated)
-            model = self._models[name] = _Model(name, state)
-            self._tell_source(model)
-            self._tell(model)
+        for name, state in saved.items():
+            self._models[name] = _Model(name, state, state)
+            self._tell_rejected(name, frozenset(), state.rejected.keys())
 
     # Lists.
 
@@ -430,12 +374,9 @@ class GuardStage:
         model = self._models.pop(name, None)
         if model is None:
             return
-        for version in model.held:
-            self._effects.hold(ServableId(name, version), False)
+        self._tell_rejected(name, model.told.rejected.keys(), frozenset())
         self._effects.set_trials(name, ())
-        self._told.pop(name, None)
-        self._call(lambda: self._effects.reject(name, frozenset()))
-        if model.saved != SavedModel():
+        if model.told.remembered != NO_STATE:
             self._call(self._effects.save)
 
     # Moving on; all of it under the lock.
@@ -450,7 +391,6 @@ class GuardStage:
             (running.since, model.name, model)
             for model in self._models.values()
             if (running := model.state.running) is not None
-            and running.stage is Stage.BAKING
             and running.old not in model.listed
             and not self._judgement(model).leaning
         ]
@@ -478,36 +418,29 @@ class GuardStage:
         except Exception:
             logger.exception("the list of model %s goes on without the guard", model.name)
             model.passed = model.items
-        self._tell(model)
         if (always or _revisions(model.passed) != before) and self._callback is not None:
             self._callback(model.name, model.passed)
 
     def _decide(self, model: _Model, memory_needed: bool) -> Items:
         """The list that goes on. Whatever must be in force before that is."""
-        told = self._told.get(model.name, NOTHING_TOLD)
         self._settle(model, memory_needed)
-        state = model.state
-        now_held = held(state)
-        for version in sorted(now_held ^ model.held):
-            self._effects.hold(ServableId(model.name, version), version in now_held)
-        model.held = now_held
-        if state.trials != told.state.trials:
+        told, state = model.told, model.state
+        self._tell_rejected(model.name, told.rejected.keys(), state.rejected.keys())
+        if state.trials != told.trials:
             self._effects.set_trials(model.name, state.trials)
-        self._tell_source(model)
-        if model.saved != told.saved:
+        if state.remembered != told.remembered:
             self._call(self._effects.save)
+        model.told = state
         on_disk = {v: item for v, item in model.unlisted.items() if v not in model.failed or _is_kept(state, v)}
         return guarded(model.items, state, on_disk)
 
-    def _tell_source(self, model: _Model) -> None:
-        rejected = frozenset(model.state.rejected)
-        if rejected != model.rejected:
-            model.rejected = rejected
-            self._call(lambda: self._effects.reject(model.name, rejected))
-
-    def _tell(self, model: _Model) -> None:
-        kept = frozenset(item.id.version for item in model.passed) - model.listed.keys()
-        self._told[model.name] = _Told(model.state, kept, model.saved, model.ended, bool(model.items))
+    def _tell_rejected(self, name: str, before: Set[int], now: Set[int]) -> None:
+        """The manager hears of rejected versions now, the source soon."""
+        for version in sorted(before ^ now):
+            self._effects.hold(ServableId(name, version), version in now)
+        if before != now:
+            rejected = frozenset(now)
+            self._call(lambda: self._effects.reject(name, rejected))
 
     def _settle(self, model: _Model, memory_needed: bool = False) -> None:
         for _ in range(MAX_STEPS):
@@ -518,7 +451,6 @@ class GuardStage:
 
     def _step(self, model: _Model, command: Command | None = None, memory_needed: bool = False) -> bool:
         """Whether anything has changed. Raises ServingError for a command."""
-        running, name = model.state.running, model.name
         seen = Seen(
             listed={version: self._files_of(item.revision) for version, item in model.listed.items()},
             on_disk={version: self._files_of(item.revision) for version, item in model.unlisted.items()},
@@ -526,7 +458,6 @@ class GuardStage:
             failed=model.failed,
             memory_needed=memory_needed,
             judgement=self._judgement(model),
-            answered=0 if running is None else self._effects.answered(ServableId(name, running.new)),
             at=self._clock.time(),
         )
         settings = {version: found for version, (_, found) in model.settings.items()}
@@ -553,7 +484,8 @@ class GuardStage:
     # What is done without the lock.
 
     def _restless(self) -> list[str]:
-        return [name for name, told in list(self._told.items()) if told.state.trials or told.state.going_back]
+        models = list(self._models.values())
+        return [model.name for model in models if model.told.trials or model.told.going_back]
 
     def _call(self, call: Callable[[], None]) -> None:
         self._calls.append(call)

@@ -13,14 +13,13 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfs_lite.operations.guard.stage import SavedModel, SavedTrial
-from tfs_lite.operations.guard.trial import MAX_REMEMBERED, By, Rejection
+from tfs_lite.operations.guard.trial import MAX_REMEMBERED, By, ModelState, Rejection, Running
 
 FILE = "guard.json"
 FORMAT = 1
@@ -47,7 +46,7 @@ class StateFile:
         self._problem = ""  # of the last write, in words
         self._closed = False
 
-    def read(self) -> dict[str, SavedModel]:
+    def read(self) -> dict[str, ModelState]:
         """What earlier servers have left. A file that cannot be read is moved aside, which is logged."""
         try:
             with self._path.open("rb") as file:
@@ -65,21 +64,23 @@ class StateFile:
             self._move_aside(error)
             return {}
 
-    def _restored(self, name: str, found: Mapping[str, Any], clean: bool) -> SavedModel:
+    def _restored(self, name: str, found: Mapping[str, Any], clean: bool) -> ModelState:
         rejected = [_rejection(_object(each)) for each in _list(found["rejected"])]
         accepted = {int(version): str(files) for version, files in _object(found["accepted"]).items()}
-        trials = []
+        trials = {}
         for each in map(_object, _list(found["trials"])):
-            trial = SavedTrial(int(each["new"]), str(each["files"]), int(each["old"]))
+            trial = Running(int(each["new"]), int(each["old"]), str(each["files"]))
             unclean = int(each["unclean"]) + (not clean)
             if unclean < UNCLEAN_ENDS or not self._counts_ends:
-                trials.append(trial)
+                trials[trial.new] = trial
                 self._unclean[name, trial.new, trial.files] = unclean
                 continue
             why = f"taken back at the start of the server: {unclean} servers before it ended uncleanly during its trial"
             rejected.append(Rejection(trial.new, trial.files, why, self._time()))
             logger.warning("model %s version %d is %s", name, trial.new, why)
-        return SavedModel(_bounded(rejected), dict(list(accepted.items())[:MAX_REMEMBERED]), tuple(trials))
+        rejected = sorted(rejected, key=lambda each: each.version, reverse=True)[:MAX_REMEMBERED]
+        accepted = dict(list(accepted.items())[:MAX_REMEMBERED])
+        return ModelState(trials, None, {each.version: each for each in rejected}, accepted, frozenset(accepted))
 
     def _move_aside(self, error: Exception) -> None:
         aside = self._path.with_name(f"{FILE}.unreadable")
@@ -88,20 +89,20 @@ class StateFile:
         what = error.strerror if isinstance(error, OSError) else error
         logger.error("%s of the state directory cannot be read (%s); it is now %s", FILE, what, aside.name)
 
-    def write(self, saved: Mapping[str, SavedModel]) -> bool:
+    def write(self, saved: Mapping[str, ModelState]) -> bool:
         """Replaces what is remembered. False: it could not, which is logged at the first failure of a kind, and what
         was remembered before stays."""
         with self._lock:
             return self._closed or self._write(saved, clean=False)
 
-    def close(self, saved: Mapping[str, SavedModel]) -> None:
+    def close(self, saved: Mapping[str, ModelState]) -> None:
         """The server stops as it should; later calls of ``write`` write nothing."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._write(saved, clean=True)
 
-    def _write(self, saved: Mapping[str, SavedModel], *, clean: bool) -> bool:
+    def _write(self, saved: Mapping[str, ModelState], *, clean: bool) -> bool:
         """Called with the lock held. Without anything to remember, no file is made."""
         trials = {(name, trial.new, trial.files) for name, model in saved.items() for trial in model.trials}
         self._unclean = {trial: self._unclean.get(trial, 0) for trial in trials}
@@ -120,7 +121,7 @@ class StateFile:
             self._problem = problem
             return False
 
-    def _as_json(self, name: str, model: SavedModel) -> dict[str, Any]:
+    def _as_json(self, name: str, model: ModelState) -> dict[str, Any]:
         return {
             "rejected": [
                 {
@@ -131,7 +132,7 @@ class StateFile:
                     "by": each.by.value,
                     "rolled_back": each.rolled_back,
                 }
-                for each in _bounded(model.rejected)
+                for each in model.rejected.values()
             ],
             "accepted": {str(version): files for version, files in model.accepted.items()},
             "trials": [
@@ -146,13 +147,14 @@ class StateFile:
         }
 
 
-def with_files(saved: Mapping[str, SavedModel], files_of: Callable[[str], str]) -> dict[str, SavedModel]:
+def with_files(saved: Mapping[str, ModelState], files_of: Callable[[str], str]) -> dict[str, ModelState]:
     """The same, where files are told by something else."""
     return {
-        name: SavedModel(
-            tuple(replace(each, files=files_of(each.files)) for each in model.rejected),
-            {version: files_of(files) for version, files in model.accepted.items()},
-            tuple(replace(trial, files=files_of(trial.files)) for trial in model.trials),
+        name: replace(
+            model,
+            armed={version: replace(trial, files=files_of(trial.files)) for version, trial in model.armed.items()},
+            rejected={version: replace(each, files=files_of(each.files)) for version, each in model.rejected.items()},
+            accepted={version: files_of(files) for version, files in model.accepted.items()},
         )
         for name, model in saved.items()
     }
@@ -184,11 +186,6 @@ def _rejection(found: Mapping[str, Any]) -> Rejection:
         By(found["by"]),
         bool(found["rolled_back"]),
     )
-
-
-def _bounded(rejected: Iterable[Rejection]) -> tuple[Rejection, ...]:
-    """The highest versions."""
-    return tuple(sorted(rejected, key=lambda each: each.version, reverse=True)[:MAX_REMEMBERED])
 
 
 def _object(value: Any) -> Mapping[str, Any]:

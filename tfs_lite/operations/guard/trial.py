@@ -3,8 +3,8 @@
 One :class:`ModelState` a model. :func:`step` says what becomes of it, given what is :class:`Seen` now and perhaps a
 :class:`Command`; :func:`guarded` makes the list that goes on from the list of the source.
 
-    NONE -> armed -> SHADOW -> BAKING -> over: the new version stays
-                                      -> taken back: the old one answers again, the new one is rejected
+    NONE -> ARMED -> BAKING -> over: the new version stays
+                            -> taken back: the old one answers again, the new one is rejected
 
 Nothing here reads a clock, a disk or a lock. Times: ``now`` in seconds of ``Clock.monotonic``, ``at`` in seconds since
 1970.
@@ -43,28 +43,18 @@ class TrialSettings:
     """The settings of one trial: those of the new version's load.
 
     ``bake_seconds``: 0 for no trial. ``bake_requests``: the trial also waits for so many answers of the new version.
-    ``tells_only``: the version is never taken back; what would have been is told. ``shadow_percent`` and
-    ``shadow_seconds``: both above 0 for a shadow before the bake; ``rtol`` and ``atol``: how far its numbers may differ
-    from those of the old version, to count as equal. ``repeats``: a request may run twice, so that the old
-    version may be asked where the new one has failed.
+    ``tells_only``: the version is never taken back; what would have been is told. ``repeats``: a request may run twice,
+    so that the old version may be asked where the new one has failed.
     """
 
     bake_seconds: float = 0.0
     bake_requests: int = 0
     tells_only: bool = False
-    shadow_percent: float = 0.0
-    shadow_seconds: float = 0.0
     repeats: bool = True
-    rtol: float = 0.01
-    atol: float = 0.0001
 
     @property
     def bakes(self) -> bool:
         return self.bake_seconds > 0
-
-    @property
-    def shadows(self) -> bool:
-        return self.shadow_percent > 0 and self.shadow_seconds > 0
 
     @property
     def longest(self) -> float:
@@ -79,14 +69,15 @@ OFF = TrialSettings()
 class Judgement:
     """How the evidence of a trial stands. ``rule``: 1 or 2 if that rule wants the version taken back, else 0.
     ``leaning``: the trial must not end yet, because the votes lean against the version. ``against`` and ``votes_for``
-    count the votes, ``needed`` says how many against it rule 1 takes as it stands. ``text``: the numbers in words, to
-    stand behind "taken back after 11 s: "."""
+    count the votes, ``needed`` says how many against it rule 1 takes as it stands. ``answered``: the requests that the
+    version has answered. ``text``: the numbers in words, to stand behind "taken back after 11 s: "."""
 
     rule: int = 0
     leaning: bool = False
     against: int = 0
     votes_for: int = 0
     needed: int = 15
+    answered: int = 0
     text: str = ""
 
 
@@ -98,8 +89,6 @@ class Stage(enum.Enum):
 
     ARMED = "ARMED"
     """The new version is in the list, and does not answer yet."""
-    SHADOW = "SHADOW"
-    """It runs copies of requests, and the old one answers."""
     BAKING = "BAKING"
     """It answers."""
 
@@ -112,9 +101,9 @@ class Running:
     new: int
     old: int
     files: str
-    stage: Stage
-    since: float
-    settings: TrialSettings
+    stage: Stage = Stage.ARMED
+    since: float = 0.0
+    settings: TrialSettings = OFF
     told: bool = False
 
 
@@ -147,7 +136,6 @@ class GoingBack:
     to: int
     rejects: frozenset[int]
     why: str
-    rolled_back: bool
     who: str = ""
 
 
@@ -172,9 +160,23 @@ class ModelState:
         return tuple(sorted((*self.armed.values(), *running), key=lambda trial: trial.new, reverse=True))
 
     @property
+    def remembered(self) -> ModelState:
+        """What a restart goes on with. Trials begin anew, and take their settings from the first list."""
+        accepted = {version: self.accepted[version] for version in self.ungated if version in self.accepted}
+        return ModelState(
+            armed={trial.new: Running(trial.new, trial.old, trial.files) for trial in self.trials},
+            rejected=self.rejected,
+            accepted=accepted,
+            ungated=frozenset(accepted),
+        )
+
+    @property
     def at_rest(self) -> bool:
         """Whether lists pass unchanged, and nothing has to be looked at while time passes."""
         return not (self.armed or self.running or self.rejected or self.retries or self.going_back)
+
+
+NO_STATE = ModelState()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +186,8 @@ class Seen:
     ``listed``: the files of every version of the source's last list, by version. ``on_disk``: the files of every other
     version that could be offered. ``available``: the versions that the manager gives handles to. ``failed``: those that
     ended with an error, since they were last begun. ``memory_needed``: a load on this server waits for memory or for
-    place, and this trial is the one to give some. ``judgement`` of the running trial; ``answered``: the requests
-    that its new version has answered. ``at``: now, in seconds since 1970.
+    place, and this trial is the one to give some. ``judgement`` of the running trial. ``at``: now, in seconds
+    since 1970.
     """
 
     listed: Mapping[int, str]
@@ -194,7 +196,6 @@ class Seen:
     failed: Mapping[int, Status] = field(default_factory=nothing)
     memory_needed: bool = False
     judgement: Judgement = NO_JUDGEMENT
-    answered: int = 0
     at: float = 0.0
 
 
@@ -230,7 +231,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class BakeBegun:
-    """The trial has begun to run: it is in SHADOW or BAKING, with ``BAKING`` also after a shadow."""
+    """The version answers, and its trial has begun."""
 
     trial: Running
 
@@ -333,15 +334,6 @@ def step(now: float, settings: Settings, state: ModelState, seen: Seen, command:
     return state, ()
 
 
-def held(state: ModelState) -> frozenset[int]:
-    """The versions that must not be "latest" where any other is: those that are rejected and those in a shadow, also
-    before they are available."""
-    shadows = {trial.new for trial in state.armed.values() if trial.settings.shadows}
-    if state.running is not None and state.running.stage is Stage.SHADOW:
-        shadows.add(state.running.new)
-    return frozenset(shadows | state.rejected.keys())
-
-
 def guarded(items: Items, state: ModelState, on_disk: Mapping[int, ServableData[StoragePath]]) -> Items:
     """The list that goes on: without rejected versions, with both versions of every trial, and with what an operator
     goes back to; what is added comes last. ``on_disk``: versions that could be offered and are not in ``items``. An
@@ -378,7 +370,7 @@ def _stand_in(listed: Collection[int], on_disk: Iterable[int], rejected: Collect
 
 def answering(state: ModelState, seen: Seen) -> int | None:
     """The version that answers requests without a version; None if nothing does."""
-    return max(seen.available - held(state), default=max(seen.available, default=None))
+    return max(seen.available - state.rejected.keys(), default=max(seen.available, default=None))
 
 
 def _there(seen: Seen) -> Mapping[int, str]:
@@ -390,7 +382,7 @@ def _there(seen: Seen) -> Mapping[int, str]:
 
 def _emptied(state: ModelState) -> Result:
     """The model is not configured, or was unloaded by a call. What is rejected stays so."""
-    kept = ModelState(rejected=state.rejected, accepted=_of(state.ungated, state.accepted), ungated=state.ungated)
+    kept = replace(state.remembered, armed=NOTHING)
     if kept == state:
         return state, ()
     ended = tuple(BakeEnded(trial, Outcome.GONE, "the model was unloaded") for trial in state.trials)
@@ -452,7 +444,7 @@ def _armed_now(trial: Running, settings: TrialSettings, state: ModelState, seen:
     if new not in seen.listed or new in seen.failed:
         return None
     if trial.settings == OFF:  # it comes from before a restart
-        if not (settings.bakes or settings.shadows) or seen.listed[new] != trial.files:
+        if not settings.bakes or seen.listed[new] != trial.files:
             return None
         trial = replace(trial, settings=settings)
     elif seen.listed[new] != trial.files:
@@ -493,7 +485,7 @@ def _pushed(now: float, settings: Settings, state: ModelState, seen: Seen) -> Re
         if current is None or version <= current or version in seen.failed:
             continue
         wanted = settings.get(version, OFF)
-        if not (wanted.bakes or wanted.shadows):
+        if not wanted.bakes:
             return _accept(state, version, files), ()
         armed = Running(version, current, files, Stage.ARMED, now, wanted)
         return replace(state, armed={**state.armed, version: armed}), ()
@@ -506,8 +498,8 @@ def _known_to_answer(state: ModelState, seen: Seen) -> int | None:
     has heard of it."""
     running = state.running
     if running is not None:
-        return running.old if running.stage is Stage.SHADOW else running.new
-    open_ones = seen.available - held(state)
+        return running.new
+    open_ones = seen.available - state.rejected.keys()
     return max((version for version in open_ones if version in state.accepted), default=None)
 
 
@@ -520,10 +512,9 @@ def _begun(now: float, settings: Settings, state: ModelState, seen: Seen) -> Res
         left, running = replace(state, armed=_without(state.armed, version)), state.running
         if running is not None and version < running.new:
             continue  # its turn comes if that one is taken back
-        stage = Stage.SHADOW if armed.settings.shadows else Stage.BAKING
-        trial, effects = replace(armed, stage=stage, since=now), list[Effect]()
+        trial, effects = replace(armed, stage=Stage.BAKING, since=now), list[Effect]()
         if running is not None:
-            doubted = running.stage is Stage.SHADOW or seen.judgement.against > 0
+            doubted = seen.judgement.against > 0
             trial = replace(trial, old=running.old if doubted else running.new)
             if not doubted:
                 left = _accept(left, running.new, running.files)
@@ -549,19 +540,9 @@ def _gone(now: float, settings: Settings, state: ModelState, seen: Seen) -> Resu
     return None
 
 
-def _shadow_over(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:
-    running = state.running
-    if running is None or running.stage is not Stage.SHADOW or now < running.since + running.settings.shadow_seconds:
-        return None
-    if not running.settings.bakes:
-        return _pass(state, running, Outcome.PASSED, "the shadow is over")
-    baking = replace(running, stage=Stage.BAKING, since=now)
-    return replace(state, running=baking), (BakeBegun(baking),)
-
-
 def _judged(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:
     running = state.running
-    if running is None or running.stage is not Stage.BAKING or not seen.judgement.rule:
+    if running is None or not seen.judgement.rule:
         return None
     text = f"after {now - running.since:.0f} s: {seen.judgement.text}"
     if not running.settings.tells_only:
@@ -575,7 +556,7 @@ def _judged(now: float, settings: Settings, state: ModelState, seen: Seen) -> Re
 
 def _memory_needed(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:
     running = state.running
-    if running is None or running.stage is not Stage.BAKING or not seen.memory_needed or seen.judgement.leaning:
+    if running is None or not seen.memory_needed or seen.judgement.leaning:
         return None
     why = f"another load needed the memory of version {running.old}"
     return _pass(state, running, Outcome.MEMORY, why + _so_far(seen))
@@ -583,11 +564,11 @@ def _memory_needed(now: float, settings: Settings, state: ModelState, seen: Seen
 
 def _bake_over(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:
     running = state.running
-    if running is None or running.stage is not Stage.BAKING:
+    if running is None:
         return None
     wanted, passed = running.settings, now - running.since
     least = wanted.bake_seconds + LAST_VOTES_SECONDS
-    if passed < least or (seen.answered < wanted.bake_requests and passed < max(MAX_SECONDS, least)):
+    if passed < least or (seen.judgement.answered < wanted.bake_requests and passed < max(MAX_SECONDS, least)):
         return None
     if seen.judgement.leaning and passed < max(wanted.longest, least):
         return None
@@ -603,7 +584,6 @@ _ROWS: tuple[_Row, ...] = (
     _pushed,
     _begun,
     _gone,
-    _shadow_over,
     _judged,
     _memory_needed,
     _bake_over,
@@ -702,7 +682,7 @@ def _go_back(state: ModelState, seen: Seen, to: int, who: str) -> Result:
         raise failed_precondition(f"version {to} is the highest one already")
     if len(above | state.rejected.keys()) > MAX_REMEMBERED:
         raise failed_precondition(f"more than {MAX_REMEMBERED} versions are above version {to}; delete some")
-    back = GoingBack(to, above, f"rolled back to version {to}{_by(who)}", True, who)
+    back = GoingBack(to, above, f"rolled back to version {to}{_by(who)}", who)
     state = _ungate(state, to, there[to])
     effects: tuple[Effect, ...] = ()
     if to in state.rejected or to in seen.failed:
@@ -761,7 +741,7 @@ def _reject(state: ModelState, seen: Seen, back: GoingBack) -> Result:
     """Rejects what is above the version that an operator has gone back to, which is available."""
     there, trials = _there(seen), {trial.new: trial for trial in state.trials}
     rejections = [
-        Rejection(version, there.get(version, ""), back.why, seen.at, By.OPERATOR, back.rolled_back)
+        Rejection(version, there.get(version, ""), back.why, seen.at, By.OPERATOR, rolled_back=True)
         for version in sorted(back.rejects - state.rejected.keys())
     ]
     effects = tuple(TakenBack(each, back.to, trials.get(each.version), back.who) for each in rejections)
@@ -804,10 +784,6 @@ def _bounded(values: Mapping[int, Any]) -> Mapping[int, Any]:
 
 def _without(values: Mapping[int, Any], version: int) -> Mapping[int, Any]:
     return {other: value for other, value in values.items() if other != version}
-
-
-def _of(versions: Iterable[int], values: Mapping[int, str]) -> Mapping[int, str]:
-    return {version: values[version] for version in versions if version in values}
 
 
 def _so_far(seen: Seen) -> str:

@@ -254,18 +254,20 @@ class Recorder:
     def _why_gone(
         self, name: str, version: int, wanted: Iterable[int], origin: Origin, on_disk: frozenset[int] | None
     ) -> str:
-        taken = ", ".join(map(str, sorted(wanted)))
+        numbers = sorted(wanted)
+        taken = ", ".join(map(str, numbers))
+        only = f"only version{'s' if len(numbers) > 1 else ''} {taken}"
         if (reason := self._rejected(name).get(version)) is not None:
             return reason.message
         if origin.cause is Cause.GUARD:
             return f"the guard keeps it no more; wanted is {taken or 'none'}"
         if origin.cause is Cause.REPOSITORY_CALL:
-            return f"the call takes {taken}" if taken else "the call unloads the model"
+            return f"the call wants {only}" if taken else "the call unloads the model"
         if not self._is_configured(name):
             return "the model is not in the config any more"
         if on_disk is not None and version not in on_disk:
             return f"directory {version} is gone"
-        return f"the version policy takes {taken} now" if taken else "the version policy takes no version now"
+        return f"the version policy wants {only} now" if taken else "the version policy wants no version now"
 
     def wanted_anew(self, servable_id: ServableId) -> None:
         """The thread's origin wants another load of a version that serves."""

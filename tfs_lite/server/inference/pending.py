@@ -32,7 +32,7 @@ from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
-from tfs_lite.server.inference.shield import RequestWatch, Shield
+from tfs_lite.server.inference.shield import Shield
 from tfs_lite.server.runtime.event_loop import CompletionQueue
 from tfs_lite.transport.condition import OneWaiter
 
@@ -155,7 +155,7 @@ class PendingRequest(OneWaiter):
 
     __slots__ = (
         *("_calls", "_failure", "_handle", "_in_flight", "_left", "_on_end", "_outputs", "_over", "_record", "_room"),
-        *("_second", "_slots", "_submitting", "_taken", "_waiting", "_watch", "arrival", "id", "runs", "servable"),
+        *("_second", "_shield", "_slots", "_submitting", "_taken", "_waiting", "arrival", "id", "runs", "servable"),
     )
 
     def __init__(
@@ -165,9 +165,9 @@ class PendingRequest(OneWaiter):
         record: RequestRecord,
         in_flight: InFlight,
         room: ClientRoom | None,
-        watch: RequestWatch | None = None,
+        shield: Shield | None = None,
     ) -> None:
-        """``room`` bounds the parts that wait, in bytes; None: nothing does. ``watch`` hears how it has ended, and
+        """``room`` bounds the parts that wait, in bytes; None: nothing does. ``shield`` hears how it has ended, and
         may ask for another try, on an older version."""
         self.id = handle.id
         self.servable: Servable = handle.servable
@@ -176,7 +176,7 @@ class PendingRequest(OneWaiter):
         self._record = record
         self._in_flight = in_flight
         self._room = room
-        self._watch = watch
+        self._shield = shield
         self._second: PendingRequest | None = None
         """The same request to the old version, once that was asked."""
         self._calls: Sequence[ServableCall] = ()
@@ -363,14 +363,14 @@ class PendingRequest(OneWaiter):
             for call in calls:
                 self._record.run_seconds += call.run_seconds
             self._record.answered = True
-            shield = None if self._watch is None else self._watch.answered(self._outputs, self.runs, calls)
-            if shield is None or not self._ask_old(shield):
+            shield = self._shield
+            if shield is None or not (shield.answered(self._outputs, self.runs, calls) and self._ask_old(shield)):
                 self._end()
 
     def _failed(self, error: ServingError) -> None:
         """The version has failed."""
-        shield = None if self._watch is None else self._watch.failed(error, self.runs, self._record.calls)
-        if shield is not None:
+        shield = self._shield
+        if shield is not None and shield.failed(error, self.runs, self._record.calls):
             for call in self._calls:
                 self.servable.cancel(call)
             if self._ask_old(shield):
@@ -432,8 +432,8 @@ class PendingRequest(OneWaiter):
         if self._over:
             return
         self._failure = error
-        if self._watch is not None:
-            self._watch.dropped(self.runs, self._record.calls)
+        if self._shield is not None:
+            self._shield.dropped(self.runs, self._record.calls)
         self._end()
         for call in self._calls:
             self.servable.cancel(call)

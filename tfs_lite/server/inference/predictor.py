@@ -34,7 +34,7 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.server.inference.pending import ClientRoom, Inference, InFlight, PendingRequest
-from tfs_lite.server.inference.shield import NO_VERSIONS, Copied, RequestWatch, Shield, Steps, ending_of, may_repeat
+from tfs_lite.server.inference.shield import NO_VERSIONS, Shield, Steps, ending_of, may_repeat
 
 Lookup: TypeAlias = Callable[[ModelRef], ServableHandle]
 """Resolves a name, with a version or label, to a handle; raises ServingError."""
@@ -112,20 +112,20 @@ class Predictor:
         cancels when it passes. Fills in the version, the deadline and the time in the model of ``record``. Raises
         ServingError; CancelledError when the caller does not wait any more, after which the answers are dropped."""
         handle = self._find(model, record, deadline, options)
-        watch = self._watch(model, handle, record, options) if self._trials else None
+        shield = self._shield(model, handle, record, options) if self._trials else None
         runs: Sequence[Run] = ()
         try:
             runs = await _planned(plan, handle)
-            pending = self._start(handle, runs, record, deadline, options, watch)
+            pending = self._start(handle, runs, record, deadline, options, shield)
         except BaseException as error:
-            if not isinstance(watch, Shield) or not isinstance(error, ServingError):
+            if shield is None or not isinstance(error, ServingError):
                 handle.release()
                 raise
             refusal = error.with_traceback(None)
         else:
             return await pending.answer()
-        failed = self._unqueued(handle, runs, record, options, watch)
-        if not runs and (old := self._old(watch, refusal)) is not None:
+        failed = self._unqueued(handle, runs, record, options, shield)
+        if not runs and (old := self._old(shield, refusal)) is not None:
             with old, suppress(Exception):
                 failed.runs = await _planned(plan, old)
         return await _refused(failed, refusal).answer()
@@ -141,44 +141,36 @@ class Predictor:
         """Queues the request before it returns, so that requests are queued in the order of their ``begin``. The caller
         then awaits the answer or cancels. Arguments and errors as for :meth:`infer`."""
         handle = self._find(model, record, deadline, options)
-        watch = self._watch(model, handle, record, options) if self._trials else None
+        shield = self._shield(model, handle, record, options) if self._trials else None
         runs: Sequence[Run] = ()
         try:
             runs = plan(handle.servable)
-            return self._start(handle, runs, record, deadline, options, watch)
+            return self._start(handle, runs, record, deadline, options, shield)
         except BaseException as error:
-            if not isinstance(watch, Shield) or not isinstance(error, ServingError):
+            if shield is None or not isinstance(error, ServingError):
                 handle.release()
                 raise
             refusal = error.with_traceback(None)
-        failed = self._unqueued(handle, runs, record, options, watch)
-        if not runs and (old := self._old(watch, refusal)) is not None:
+        failed = self._unqueued(handle, runs, record, options, shield)
+        if not runs and (old := self._old(shield, refusal)) is not None:
             with old, suppress(Exception):
                 failed.runs = plan(old.servable)
         return _refused(failed, refusal)
 
     # Versions on trial.
 
-    def _watch(
+    def _shield(
         self, model: ModelRef, handle: ServableHandle, record: RequestRecord, options: CallOptions
-    ) -> RequestWatch | None:
+    ) -> Shield | None:
         """None for a request that is part of no trial."""
         id, traits = handle.id, handle.servable.traits
-        versions = self._trials.get(id.name, NO_VERSIONS)
-        if not versions and not traits.composing:
-            return None
         if traits.composing:
-            shield = self._shield_of_ensemble(model, handle, record, options)
-            if shield is not None:
-                return shield
-        elif (trial := versions.get(id.version)) is not None:
-            repeat = options.sequence is None and may_repeat(traits)
-            return Shield(id, trial, record, options, repeat, model.version is None)
-        if versions and model.version is None and options.sequence is None and may_repeat(traits):
-            for trial in versions.values():
-                if trial.shadow is not None and trial.old == id.version:
-                    return Copied(trial.shadow, record)
-        return None
+            return self._shield_of_ensemble(model, handle, record, options)
+        trial = self._trials.get(id.name, NO_VERSIONS).get(id.version)
+        if trial is None:
+            return None
+        repeat = options.sequence is None and may_repeat(traits)
+        return Shield(id, trial, record, options, repeat, model.version is None)
 
     def _shield_of_ensemble(
         self, model: ModelRef, handle: ServableHandle, record: RequestRecord, options: CallOptions
@@ -252,7 +244,7 @@ class Predictor:
         record: RequestRecord,
         deadline: float | None,
         options: CallOptions,
-        watch: RequestWatch | None = None,
+        shield: Shield | None = None,
         instead: Mapping[str, int] | None = None,
     ) -> PendingRequest:
         """Owns the handle from the moment that every call is queued."""
@@ -263,7 +255,7 @@ class Predictor:
         if not runs:
             raise invalid_argument("nothing is to be run")
         signatures = servable.signatures
-        request = PendingRequest(handle, runs, record, self._in_flight or self._shared(), options.room, watch)
+        request = PendingRequest(handle, runs, record, self._in_flight or self._shared(), options.room, shield)
         now, calls = monotonic(), list[ServableCall]()
         for index, run in enumerate(runs):
             signature, done = signatures[run.signature], partial(request.done, index)

@@ -9,11 +9,9 @@ what the new one has given.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from random import random
 from time import monotonic
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +22,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import ModelAndVersion, PredictCall, ServableCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode
-from tfs_lite.core.trial import SHIELDED, Ending, OldAnswer, Shadow, Trial, TrialEnding, Trials
+from tfs_lite.core.trial import SHIELDED, Ending, Trial, TrialEnding, Trials
 from tfs_lite.metrics.request_records import RecordedRequest, RequestRecord, is_late
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
@@ -111,41 +109,9 @@ class Steps:
         return found
 
 
-class RequestWatch:
-    """Hears how a request has ended on the version that was asked. On the event loop. What it returns asks for another
-    try."""
-
-    def answered(
-        self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
-    ) -> Shield | None:
-        return None
-
-    def failed(self, error: ServingError, runs: Sequence[Run], calls: Sequence[ServableCall]) -> Shield | None:
-        return None
-
-    def dropped(self, runs: Sequence[Run], calls: Sequence[ServableCall]) -> None:
-        """The caller does not wait any more."""
-
-
-class Copied(RequestWatch):
-    """One request on the old version, while the new one is in a shadow."""
-
-    def __init__(self, shadow: Shadow, record: RequestRecord) -> None:
-        self._shadow = shadow
-        self._record = record
-
-    def answered(
-        self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
-    ) -> Shield | None:
-        if random() < self._shadow.share and not _are_cached(calls):
-            answer = OldAnswer(_kept(runs), outputs, self._record.run_seconds, _request_id(self._record))
-            asyncio.get_running_loop().call_soon(self._shadow.take, answer)
-        return None
-
-
-class Shield(RequestWatch):
+class Shield:
     """One request on a version under trial. The trial is told once how it has ended. There is one for each such
-    request: what is usual stands in the class."""
+    request: what is usual stands in the class. On the event loop."""
 
     first: ServingError | None = None
     """The failure of the new version, which the client gets if the old one fails, too."""
@@ -173,25 +139,26 @@ class Shield(RequestWatch):
         self.old = id.name, trial.old
         """What is asked instead."""
 
-    # How it has ended on the new version.
+    # How it has ended on the new version, and whether the old one is to be asked.
 
     def answered(
         self, outputs: Sequence[Mapping[str, Array]], runs: Sequence[Run], calls: Sequence[ServableCall]
-    ) -> Shield | None:
+    ) -> bool:
         self._calls = calls
         if all_finite(outputs) or not self.trial.nonfinite_fails():
             self._ending = Ending.WELL
             self._tell()
-            return None
+            return False
         self._ending = Ending.NONFINITE
         return self._asks(runs)
 
-    def failed(self, error: ServingError, runs: Sequence[Run], calls: Sequence[ServableCall]) -> Shield | None:
+    def failed(self, error: ServingError, runs: Sequence[Run], calls: Sequence[ServableCall]) -> bool:
         self._calls, self.first = calls, error
         self._ending = ending_of(error.status)
         return self._asks(runs)
 
     def dropped(self, runs: Sequence[Run], calls: Sequence[ServableCall]) -> None:
+        """The caller does not wait any more."""
         if self._told:
             return
         if self._ending is Ending.NOTHING:
@@ -200,13 +167,13 @@ class Shield(RequestWatch):
                 self._ending, self.first = Ending.LATE, _LATE
         self._tell()
 
-    def _asks(self, runs: Sequence[Run]) -> Shield | None:
+    def _asks(self, runs: Sequence[Run]) -> bool:
         self._runs, record = runs, self.record
         if not (self.asks and self._ending in SHIELDED):
             self._tell()
-            return None
+            return False
         self._run_seconds, record.run_seconds = record.run_seconds, 0.0
-        return self
+        return True
 
     # How it has ended on the old one.
 

@@ -33,6 +33,7 @@ FAMILIES = {
         "shared_expert_intermediate_size": 16,
     },
 }
+CAPPED = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "attn_logit_softcapping": 1e-6}
 NORM = "model.layers.1.input_layernorm.weight"
 
 
@@ -154,6 +155,14 @@ def test_two_models_of_the_same_files_share_no_config(tmp_path):
     first, second = load(tmp_path), load(tmp_path)
     first.set_attn_implementation("eager")
     assert second.config._attn_implementation != "eager"
+
+
+def test_scores_are_capped_as_the_config_says(tmp_path):
+    library = load_library()
+    torch.manual_seed(0)
+    model = library.AutoModelForCausalLM.from_config(library.Gemma2Config(**CAPPED), attn_implementation="eager").eval()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
 def test_weights_do_not_change_when_the_file_is_overwritten(tmp_path):

@@ -201,7 +201,7 @@ def test_stored_models_answer_as_bare_onnxruntime_does(
 @pytest.mark.load
 def test_every_operator_answers_as_bare_onnxruntime_does(tmp_path: Path, loader_for: Callable[..., Any]) -> None:
     counts = compare(generated(), tmp_path / "1", loader_for)
-    assert counts["equal"] > 1500, counts
+    assert counts["equal"] > 1000, counts  # 1,159 of onnx 1.17, and more of each later release
 
 
 @pytest.mark.load

@@ -97,18 +97,18 @@ def test_files_that_are_not_published_yet_are_told(
     server: Server, archives: TaggedArchives, tmp_path: Path, capsys: Captured
 ) -> None:
     directory = archives.write_version(5, tmp_path)
-    assert main(["explain", "tagged", f"--if-published={directory}", f"--rest={address(server)}"]) == 0
+    assert main(["explain", "tagged", f"--if-published={directory}", f"--server={address(server)}"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "tagged (unchanged)"
     assert told[1].startswith("  version 3 is loaded; it reserves ")
     assert told[2] == "  version 2 is unloaded; after tagged@3: the version policy (latest 1) takes others"
-    assert main(["explain", "tagged@2", f"--if-published={directory}", f"--rest={address(server)}"]) == 1
+    assert main(["explain", "tagged@2", f"--if-published={directory}", f"--server={address(server)}"]) == 1
     assert "has a version 2 on disk already" in capsys.readouterr().err
 
 
 def test_a_config_that_changes_nothing_says_so(server: Server, base: Path, tmp_path: Path, capsys: Captured) -> None:
     file = write(tmp_path / "models.config", entry("tagged", base))
-    assert main(["explain", f"--config={file}", f"--rest={address(server)}"]) == 0
+    assert main(["explain", f"--config={file}", f"--server={address(server)}"]) == 0
     assert capsys.readouterr().out == "1 model stays as it is\n"
 
 
@@ -135,15 +135,15 @@ def test_a_failed_request_is_shown_by_its_id(server: Server, capsys: Captured) -
     request = urllib.request.Request(f"http://{address(server)}/v1/models/tagged:predict", body, headers)
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(request, timeout=30)
-    assert main(["explain", "--request=bad-1", f"--rest={address(server)}"]) == 0
+    assert main(["explain", "--request=bad-1", f"--server={address(server)}"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("bad-1: INVALID_ARGUMENT in check: ")
     assert told[1].startswith("  Predict of tagged@2, REST from 127.0.0.1, 2")
     assert told[2].startswith("  stage check: its inputs do not fit the model; ")
     assert told[3] == f"  trace {'ab' * 16}"
-    assert main(["explain", f"--request={'ab' * 16}", f"--rest={address(server)}", "--json"]) == 0
+    assert main(["explain", f"--request={'ab' * 16}", f"--server={address(server)}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["requests"][0]["request_id"] == "bad-1"
-    assert main(["explain", "--request=nobody", f"--rest={address(server)}"]) == 1
+    assert main(["explain", "--request=nobody", f"--server={address(server)}"]) == 1
     assert "no failed request with the id 'nobody' was kept; the ring reaches back to " in capsys.readouterr().err
 
 
@@ -156,7 +156,7 @@ def test_the_last_failed_requests_are_listed_by_both_doors_of_one_model_or_of_al
         request = urllib.request.Request(url, json.dumps({"instances": [[1.0]]}).encode(), headers)
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(request, timeout=30)
-    for door in (f"--rest={address(server)}", f"--server=127.0.0.1:{server.port}"):
+    for door in (f"--server={address(server)}", f"--server=127.0.0.1:{server.port}"):
         assert main(["explain", "--failed", door]) == 0
         told = capsys.readouterr().out.splitlines()
         assert [line.split()[1] for line in told[:3]] == ["listed-3", "listed-2", "listed-1"], "the newest first"
@@ -183,7 +183,7 @@ def test_both_doors_answer_what_a_config_and_files_would_change(
 ) -> None:
     file = write(tmp_path / "models.config", entry("other", published))
     told = []
-    for door in (f"--rest={address(server)}", f"--server=127.0.0.1:{server.port}"):
+    for door in (f"--server={address(server)}", f"--server=127.0.0.1:{server.port}"):
         assert main(["explain", "--config", file, door]) == 0
         assert main(["explain", "tagged", "--if-published", str(published / "1"), door]) == 0
         told.append(capsys.readouterr().out)
@@ -191,6 +191,6 @@ def test_both_doors_answer_what_a_config_and_files_would_change(
 
 
 def test_both_doors_say_that_a_failed_request_was_not_kept(server: Server, capsys: Captured) -> None:
-    for door in (f"--rest={address(server)}", f"--server=127.0.0.1:{server.port}"):
+    for door in (f"--server={address(server)}", f"--server=127.0.0.1:{server.port}"):
         assert main(["explain", "--request", "unknown", door]) == 1
         assert "no failed request with the id 'unknown' was kept" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_what_the_sandbox_of_a_process_holds_is_told(
         assert not Explanations(served, tmp_path).ask("m/versions/1")["processes"]
         (worker,) = Explanations(served, tmp_path).get("/v1/overview?model=m")["details"]["workers"]
         assert (worker["pid"], worker["sandbox"]) == (process["pid"], sandbox)
-        assert main(["explain", "m@2", f"--rest={served.url.removeprefix('http://')}"]) == 0
+        assert main(["explain", "m@2", f"--server={served.url.removeprefix('http://')}"]) == 0
         said = f"process {process['pid']} of version 2: "
         said += f"the sandbox holds {', '.join(status.holds)}" if sandbox else "in no sandbox"
         if sandbox and status.lacks:

@@ -18,9 +18,9 @@ from tfs_lite.operations.guard.evidence import (
     KEPT_IN_SPAN,
     MAX_INPUT_BYTES,
     MOST_WAITING,
-    Evidence,
     Failure,
     Ran,
+    TrialEvidence,
     failures,
     input_bytes,
     log_evidence,
@@ -46,7 +46,7 @@ class Trial:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.evidence = Evidence(ServableId("m", 8), 7, lambda: self.now)
+        self.evidence = TrialEvidence(ServableId("m", 8), 7, lambda: self.now)
 
     def ends(self, *endings: TrialEnding) -> None:
         for ending in endings:

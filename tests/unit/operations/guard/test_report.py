@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.operations.guard.doors import guard_schemas, read_command
-from tfs_lite.operations.guard.evidence import Counts, Failure
+from tfs_lite.operations.guard.evidence import Failure, TrialCounts
 from tfs_lite.operations.guard.metrics import OUTCOMES, GuardMetrics
 from tfs_lite.operations.guard.report import Standing
 from tfs_lite.operations.guard.stage import EndedTrial, GuardView
@@ -29,7 +29,7 @@ from tfs_lite.operations.guard.trial import (
 
 ID = ServableId("m", 8)
 BAKING = Running(8, 7, "files", Stage.BAKING, 0.0, TrialSettings(bake_seconds=600))
-COUNTS = Counts(
+COUNTS = TrialCounts(
     requests=1204,
     failed=31,
     shielded=30,
@@ -114,13 +114,13 @@ def test_requests_of_trials_are_counted_once_each() -> None:
     registry = CollectorRegistry()
     metrics = GuardMetrics(registry, lambda: ["m"], lambda name: VIEW, lambda name: 8)
     metrics.on_counts(ID, replace(COUNTS, requests=100, failed=2, faults=2, shielded=2, late=0, refused=0))
-    metrics.on_counts(ServableId("m", 9), Counts())  # another one is armed meanwhile
+    metrics.on_counts(ServableId("m", 9), TrialCounts())  # another one is armed meanwhile
     metrics.on_counts(ID, COUNTS)
     metrics.on_counts(ID, COUNTS, last=True)
     assert value(registry, "trial_requests_total", outcome="answered") == 1173
     assert value(registry, "trial_requests_total", outcome="fault") == 29
     assert value(registry, "shielded_requests_total") == 30
-    metrics.on_counts(ID, Counts(requests=1))  # the version is on trial again
+    metrics.on_counts(ID, TrialCounts(requests=1))  # the version is on trial again
     assert value(registry, "trial_requests_total", outcome="answered") == 1174
     assert (value(registry, "on_trial"), value(registry, "trial_votes", side="against")) == (1, 3)
 

@@ -24,7 +24,7 @@ from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.core.trial import Ending, TrialEnding
 from tfs_lite.managers.serving_map import ServingMap
-from tfs_lite.operations.guard.evidence import Evidence, Pair, Ran
+from tfs_lite.operations.guard.evidence import Pair, Ran, TrialEvidence
 from tfs_lite.operations.guard.reruns import AT_ONCE, Reruns
 from tfs_lite.protocols.runs import Run
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
@@ -61,7 +61,7 @@ NAN = "y = y / 0 * 0"
 HANGS = "while not (PLACE / 'open').exists(): time.sleep(0.005)"
 
 
-class Told(Evidence):
+class Told(TrialEvidence):
     """Remembers what it is told of pairs."""
 
     def __init__(self, id: ServableId, old: int, clock: VirtualClock, order: list[str]) -> None:
@@ -131,7 +131,7 @@ class Trials:
         return evidence
 
     def fail(
-        self, evidence: Evidence, *values: float, times: int = 1, input: str = "x", asked: ServableId | None = None
+        self, evidence: TrialEvidence, *values: float, times: int = 1, input: str = "x", asked: ServableId | None = None
     ) -> None:
         rows = [np.full((1, WIDTH), value, np.float32) for value in values or (1.0,)]
         runs = tuple(Run("serving_default", {input: row}) for row in rows)
@@ -144,7 +144,7 @@ class Trials:
         self.wait(lambda: len(evidence.pairs) >= number, f"{number} pairs have run")
         return evidence.pairs[number - 1]
 
-    def votes_against(self, evidence: Evidence) -> int:
+    def votes_against(self, evidence: TrialEvidence) -> int:
         """The votes against the new version, once this span is over."""
         self.clock.advance(10.0)
         return evidence.judgement(self.clock.monotonic()).against

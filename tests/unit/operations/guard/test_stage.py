@@ -7,14 +7,14 @@ import pytest
 from tests.support.lifecycle.guard_fixture import BAKE, Files, GuardFixture
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.operations.guard.stage import SavedModel, SavedTrial
 from tfs_lite.operations.guard.trial import (
-    BakeBegun,
     BakeEnded,
     By,
     Judgement,
     Lifted,
+    ModelState,
     Outcome,
+    Running,
     Stage,
     TakenBack,
     TrialSettings,
@@ -65,7 +65,7 @@ def test_a_push_is_armed_with_its_list_and_begins_when_it_answers() -> None:
     assert [(trial.new, trial.old, trial.stage) for trial in fixture.trials["m"]] == [(8, 7, Stage.BAKING)]
     assert fixture.answers_with("m") == 8
     assert fixture.server.ready("m") == [7, 8]
-    assert fixture.stage.kept("m") == {7}
+    assert (fixture.lists["m"], fixture.passed["m"]) == ([8], [8, 7])
     view = fixture.stage.view("m")
     assert view is not None
     assert view.until is not None
@@ -134,7 +134,7 @@ def test_a_trial_waits_for_requests_but_not_for_ever() -> None:
     fixture = on_trial(TrialSettings(600, bake_requests=100))
     fixture.rest(seconds=86_399)
     assert fixture.server.ready("m") == [7, 8]
-    fixture.answers[ServableId("m", 8)] = 100
+    fixture.judge("m", 8, Judgement(answered=100))
     fixture.rest()
     assert fixture.server.ready("m") == [8]
     fixture = on_trial(TrialSettings(600, bake_requests=100))
@@ -287,29 +287,6 @@ def test_a_third_push_without_memory_ends_the_trial_and_is_loaded() -> None:
     assert fixture.server.ready("m") == [8, 9]
 
 
-def test_in_the_shadow_the_old_version_answers() -> None:
-    settings = TrialSettings(600, shadow_percent=10, shadow_seconds=300)
-    fixture = served(7, settings=settings)
-    fixture.push("m", 8)
-    fixture.poll()
-    assert fixture.held == {ServableId("m", 8)}
-    fixture.rest()
-    assert fixture.server.ready("m") == [7, 8]
-    assert fixture.answers_with("m") == 7
-    fixture.rest(seconds=300)
-    assert fixture.answers_with("m") == 8
-    assert [begun.trial.stage for begun in fixture.seen(BakeBegun) if isinstance(begun, BakeBegun)] == [
-        Stage.SHADOW,
-        Stage.BAKING,
-    ]
-
-
-def test_a_shadow_without_a_bake_ends_with_the_new_version() -> None:
-    fixture = on_trial(TrialSettings(0, shadow_percent=10, shadow_seconds=300))
-    fixture.rest(seconds=300)
-    assert fixture.server.ready("m") == [8]
-
-
 # What operators say.
 
 
@@ -391,7 +368,7 @@ def test_accept_of_a_version_that_was_taken_back_gives_it_no_trial_and_no_gate()
     fixture.rest()
     assert fixture.server.ready("m") == [8]
     assert fixture.stage.accepts(ServableId("m", 8))
-    assert fixture.stage.saved() == {"m": SavedModel(accepted={8: "a"})}
+    assert fixture.stage.saved() == {"m": ModelState(accepted={8: "a"}, ungated=frozenset({8}))}
 
 
 def test_retry_loads_a_version_again_whose_load_has_failed() -> None:
@@ -500,7 +477,7 @@ def test_a_rollback_to_a_version_that_is_not_there_is_refused() -> None:
 
 def test_a_trial_begins_anew_after_a_restart() -> None:
     fixture = on_trial()
-    assert fixture.stage.saved() == {"m": SavedModel(trials=(SavedTrial(8, "a", 7),))}
+    assert fixture.stage.saved() == {"m": ModelState(armed={8: Running(8, 7, "a")})}
     fixture = fixture.restart()
     fixture.rest()
     assert fixture.server.ready("m") == [7, 8]

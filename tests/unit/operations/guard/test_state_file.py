@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tfs_lite.operations.guard.stage import SavedModel, SavedTrial
 from tfs_lite.operations.guard.state_file import FILE, StateFile, with_files
-from tfs_lite.operations.guard.trial import MAX_REMEMBERED, By, Rejection
+from tfs_lite.operations.guard.trial import MAX_REMEMBERED, NOTHING, By, ModelState, Rejection, Running
 
-TRIAL = SavedModel(trials=(SavedTrial(8, "f8", 7),))
-REJECTED = SavedModel(
-    (Rejection(9, "f9", "taken back after 11 s", 5.0), Rejection(8, "f8", "rolled back", 6.0, By.OPERATOR, True)),
-    {7: "f7"},
+
+def rejecting(*rejections: Rejection, accepted: Mapping[int, str] = NOTHING) -> ModelState:
+    rejected = {each.version: each for each in rejections}
+    return ModelState(rejected=rejected, accepted=accepted, ungated=frozenset(accepted))
+
+
+TRIAL = ModelState(armed={8: Running(8, 7, "f8")})
+REJECTED = rejecting(
+    Rejection(9, "f9", "taken back after 11 s", 5.0),
+    Rejection(8, "f8", "rolled back", 6.0, By.OPERATOR, True),
+    accepted={7: "f7"},
 )
 
 
@@ -23,7 +30,7 @@ def file_in(directory: Path, **options: bool) -> StateFile:
     return StateFile(str(directory), lambda: 100.0, **options)
 
 
-def run(directory: Path, *, clean: bool, **options: bool) -> dict[str, SavedModel]:
+def run(directory: Path, *, clean: bool, **options: bool) -> dict[str, ModelState]:
     """A server that goes on with what it finds, and ends."""
     file = file_in(directory, **options)
     found = file.read()
@@ -56,17 +63,17 @@ def test_file_is_made_when_there_is_something_to_remember_and_emptied_when_it_is
 def test_version_during_whose_trial_two_servers_ended_uncleanly_is_rejected(tmp_path: Path) -> None:
     file_in(tmp_path).write({"m": TRIAL})
     assert run(tmp_path, clean=False) == {"m": TRIAL}
-    (rejection,) = run(tmp_path, clean=False)["m"].rejected
+    (rejection,) = run(tmp_path, clean=False)["m"].rejected.values()
     assert (rejection.version, rejection.files, rejection.at, rejection.by) == (8, "f8", 100.0, By.GUARD)
     assert "2 servers before it ended uncleanly during its trial" in rejection.why
-    assert run(tmp_path, clean=True)["m"] == SavedModel((rejection,))
+    assert run(tmp_path, clean=True)["m"] == rejecting(rejection)
 
 
 def test_clean_ends_and_trials_of_other_files_do_not_count(tmp_path: Path) -> None:
     file_in(tmp_path).write({"m": TRIAL})
     for _ in range(3):
         assert run(tmp_path, clean=True) == {"m": TRIAL}
-    other = {"m": SavedModel(trials=(SavedTrial(8, "mended", 7),))}
+    other = {"m": ModelState(armed={8: Running(8, 7, "mended")})}
     file = file_in(tmp_path)
     file.read()
     file.write(other)
@@ -107,7 +114,7 @@ def test_file_that_cannot_be_written_is_told_once_and_the_one_of_before_stays(tm
     file.write({"m": REJECTED})
     (tmp_path / f"{FILE}.new").mkdir()
     for version in (1, 2):
-        file.write({"m": SavedModel((Rejection(version, "f", "why", 1.0),))})
+        file.write({"m": rejecting(Rejection(version, "f", "why", 1.0))})
     assert len(caplog.records) == 1
     assert file_in(tmp_path).read() == {"m": REJECTED}
 
@@ -121,13 +128,12 @@ def test_nothing_is_written_after_the_clean_end(tmp_path: Path) -> None:
 
 
 def test_of_many_rejected_versions_the_highest_are_remembered(tmp_path: Path) -> None:
-    many = tuple(Rejection(version, "f", "why", 1.0) for version in range(MAX_REMEMBERED + 10))
-    file_in(tmp_path).write({"m": SavedModel(many)})
-    found = file_in(tmp_path).read()["m"].rejected
-    assert [each.version for each in found] == list(range(MAX_REMEMBERED + 9, 9, -1))
+    many = [Rejection(version, "f", "why", 1.0) for version in range(MAX_REMEMBERED + 10)]
+    file_in(tmp_path).write({"m": rejecting(*many)})
+    assert list(file_in(tmp_path).read()["m"].rejected) == list(range(MAX_REMEMBERED + 9, 9, -1))
 
 
 def test_files_may_be_told_by_something_else() -> None:
     found = with_files({"m": REJECTED, "n": TRIAL}, str.upper)
-    assert [each.files for each in found["m"].rejected] == ["F9", "F8"]
-    assert (found["m"].accepted, found["n"].trials) == ({7: "F7"}, (SavedTrial(8, "F8", 7),))
+    assert [each.files for each in found["m"].rejected.values()] == ["F9", "F8"]
+    assert (found["m"].accepted, found["n"].armed) == ({7: "F7"}, {8: Running(8, 7, "F8")})

@@ -27,7 +27,6 @@ from tfs_lite.operations.guard.trial import (
     TrialSettings,
     Verb,
     guarded,
-    held,
     step,
 )
 
@@ -165,14 +164,6 @@ def test_a_model_with_many_versions_comes_to_rest() -> None:
         before = after
     assert after == before
     assert after.accepted.keys() == set(many)
-
-
-def test_what_is_rejected_and_what_is_in_the_shadow_is_held() -> None:
-    shadow = replace(trial(), settings=replace(BAKE, shadow_percent=1, shadow_seconds=1))
-    assert held(state(armed={8: shadow})) == {8}
-    assert held(state(running=replace(shadow, stage=Stage.SHADOW))) == {8}
-    assert held(state(running=shadow)) == set()
-    assert held(state(rejected={9: Rejection(9, "a", "bad", 0.0)})) == {9}
 
 
 # Lists.

@@ -91,7 +91,7 @@ def test_a_version_that_unloaded_itself_has_a_story(served):
     handle.release()
     served.settle()
     assert served.texts(8)[-4:] == [
-        "un-aspired by POLL: directory 8 is gone",
+        "no longer wanted (POLL): directory 8 is gone",
         "unload begun, wanted by POLL",
         "DRAINED in 1.5 s",
         "ENDED",
@@ -105,7 +105,7 @@ def test_the_life_of_a_version_that_is_replaced(served):
     life = ("ASPIRED", "LOAD_BEGUN", "AVAILABLE")
     assert served.told(1) == by("POLL", *life, "UNASPIRED", "UNLOAD_BEGUN", "DRAINED", "ENDED")
     assert served.told(2) == by("POLL", *life)
-    assert "un-aspired by POLL: the version policy takes 2 now" in served.texts(1)
+    assert "no longer wanted (POLL): the version policy wants only version 2 now" in served.texts(1)
 
 
 def test_a_list_that_repeats_says_nothing(served):
@@ -133,7 +133,7 @@ def test_what_a_call_wants_has_its_caller(served):
         served.serve("m", 1)
         served.serve("m")
     assert {cause for _, cause in served.told()} == {"REPOSITORY_CALL"}
-    assert "un-aspired by REPOSITORY_CALL (127.0.0.1): the call unloads the model" in served.texts(1)
+    assert "no longer wanted (REPOSITORY_CALL, 127.0.0.1): the call unloads the model" in served.texts(1)
 
 
 def test_the_first_list_after_a_config_has_the_cause_of_the_config(served, tmp_path):
@@ -148,7 +148,7 @@ def test_the_first_list_after_a_config_has_the_cause_of_the_config(served, tmp_p
     assert served.told(1)[-3:] == by("RELOAD_RPC", "ASPIRED", "LOAD_BEGUN", "AVAILABLE")
     assert served.told(2)[0] == ("ASPIRED", "POLL")
     assert "label 'stable' moved by RELOAD_RPC (deploy)" in served.texts(1)
-    removed = "un-aspired by RELOAD_RPC (deploy): the model is not in the config any more"
+    removed = "no longer wanted (RELOAD_RPC, deploy): the model is not in the config any more"
     assert removed in served.texts(1, "n")
     assert [event.text for event in served.past.after(0, "")] == [
         "config applied by RELOAD_RPC (deploy): added [m], removed [n]"

@@ -354,12 +354,18 @@ def _not_numbers(dtype: np.dtype[Any]) -> Array:
     )
 
 
+TELLS_ITS_TYPE = np.asarray(TensorProto(float_val=[1.0]).float_val).dtype == np.float32
+"""Before protobuf 7 a field's numbers come as Python's floats, in which a signalling NaN becomes a quiet one."""
+
+
 @given(bit_patterns(), st.booleans(), st.booleans())
 def test_every_bit_survives_the_way_there_and_back(array: Array, transposed: bool, as_content: bool) -> None:
     array = array.T if transposed else array
     wire = encode(array, as_content).SerializeToString()
     again = TensorProto.FromString(wire).SerializeToString()
-    assert_same(decode(TensorProto.FromString(again), "x"), array)
+    passes_through_python = not (TELLS_ITS_TYPE or as_content) and array.dtype in (np.float32, np.complex64)
+    expected = np.array(array.tolist(), array.dtype) if passes_through_python and array.size else array
+    assert_same(decode(TensorProto.FromString(again), "x"), expected)
 
 
 @pytest.mark.parametrize("array", [np.array(["ä", "b"]), np.array([b"\xc3\xa4", b"b"]), np.array(["ä", b"b"], object)])

@@ -123,9 +123,12 @@ export function dialog(app) {
 	return h(
 		"dialog",
 		{ key: shown.kind, "aria-labelledby": "dialog", onclose: close },
-		h("div.form", body, shown.error && h("p.alarm", { role: "alert" }, shown.error)),
+		h("div.form", { onkeydown: enter }, body, shown.error && h("p.alarm", { role: "alert" }, shown.error)),
 	);
 }
+
+// Enter in a field is the first button.
+const enter = ({ key, target, currentTarget }) => key === "Enter" && target.tagName === "INPUT" && currentTarget.querySelector("button.main").click();
 
 const cancel = (app) => h("button", { onclick: () => app.change({ dialog: null }) }, "Cancel");
 

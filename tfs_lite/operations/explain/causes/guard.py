@@ -8,7 +8,7 @@ from tfs_lite.core.status import Reason, Status
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.explanation import Link, Verdict
 from tfs_lite.operations.guard.stage import GuardView
-from tfs_lite.operations.guard.trial import By, Rejection, Stage
+from tfs_lite.operations.guard.trial import By, Rejection
 
 PAGE = "guarded-versions.md"
 ROLL_BACK_PAGE = "roll-back.md"
@@ -32,9 +32,6 @@ def on_trial(case: Case) -> Link | None:
         return None
     view, counts = case.model.guard
     until = _minute(view.until)
-    if trial.stage is Stage.SHADOW:
-        text = f"only requests that name it, until {until}: copies of others run on it, and version {trial.old} answers"
-        return Link("ON_TRIAL", text, f"wait; to begin its trial now: tfs-lite guard accept {name}", view.since, PAGE)
     judgement = view.judgement
     text = f"it is on trial until {until}: "
     if counts.failed:
