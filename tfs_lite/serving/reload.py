@@ -253,10 +253,11 @@ class Reloader:
         return list(found.values())
 
     def _failure(self, servable_id: ServableId) -> Status | None:
-        """The reason why the version will not be available, as things stand."""
+        """The reason why the version will not be available, as things stand. A load that was cancelled says nothing:
+        the version was not wanted then."""
         timed = self._states.version_states(servable_id.name).get(servable_id.version)
         if timed is not None and timed.state.state is ManagerState.END and not timed.state.health.ok:
-            return timed.state.health
+            return None if timed.state.health.code is StatusCode.CANCELLED else timed.state.health
         attempt = self._states.last_attempt(servable_id)
         return attempt.status if attempt is not None and not attempt.status.ok and not attempt.status.waits else None
 
