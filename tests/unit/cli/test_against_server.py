@@ -146,6 +146,7 @@ def test_a_url_is_no_address(capsys: Captured) -> None:
 def test_a_port_of_grpc_that_is_not_ours_is_known_by_its_first_frame(capsys: Captured) -> None:
     def answer() -> None:
         with other.accept()[0] as connection:
+            connection.recv(2**16)
             connection.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
 
     with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
