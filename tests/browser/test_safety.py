@@ -209,7 +209,9 @@ def test_nothing_keeps_anybody_out(size: str, viewer: Open, publish: Publish, tm
             seen.wait_text(text, "main")
             if place:
                 seen.wait_text("Config", "main")
-                hidden = "[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth)"
+                hidden = (
+                    "[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth)"
+                )
                 assert size != "phone" or seen.page.evaluate(f"{hidden}.map((each) => each.ariaLabel)") == []
             found = axe.Axe().run(seen.page)
             assert found.violations_count == 0, found.generate_report()

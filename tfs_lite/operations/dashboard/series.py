@@ -37,11 +37,11 @@ TOTAL: Key = ("", "")
 """Everything together."""
 Numbers: TypeAlias = dict[str, float]
 """The numbers by signal: ``requests`` and ``errors`` are predictions a second, failed ones among them, and those that
-failed, and ``faults`` those of them that are not their callers'; ``p50`` and ``p99`` seconds of an answer; ``queue`` and ``run`` the mean seconds of a call before its run, and
-of a run; ``rows`` and ``padding`` the mean rows of requests in a run, and those added to it; ``waiting`` the calls that
-wait for a run; ``in_flight`` the requests that hold the version; ``memory`` its bytes; ``tokens`` the output tokens a
-second; ``texts``, ``texts_waiting`` and ``cache`` the texts that run and that wait, and the share of the cache that is
-kept for those that run."""
+failed, and ``faults`` those of them that are not their callers'; ``p50`` and ``p99`` seconds of an answer; ``queue``
+and ``run`` the mean seconds of a call before its run, and of a run; ``rows`` and ``padding`` the mean rows of requests
+in a run, and those added to it; ``waiting`` the calls that wait for a run; ``in_flight`` the requests that hold the
+version; ``memory`` its bytes; ``tokens`` the output tokens a second; ``texts``, ``texts_waiting`` and ``cache`` the
+texts that run and that wait, and the share of the cache that is kept for those that run."""
 GAUGES = ("waiting", "in_flight", "memory", "texts", "texts_waiting", "cache")
 """States. A point of the coarse ring has the highest of its minute."""
 

@@ -91,13 +91,13 @@ export function modelButtons(app, model) {
 	const words = serving.length ? `version ${serving.join(", ")}` : "no version";
 	return h("div.buttons",
 		h("button", { onclick: () => confirm(app, "Load", model.name, "Its directory is read, and what is new there is loaded.", repository(model.name, "load")) }, serving.length ? "Reload" : "Load"),
-		serving.length > 0 && h("button", { onclick: () => confirm(app, "Unload", model.name, `${words} finishes the requests inside and is unloaded. Then nothing answers for this model.`, repository(model.name, "unload")) }, "Unload"),
+		serving.length > 0 && h("button", { onclick: () => confirm(app, "Unload", model.name, `${words} finishes its requests and is unloaded. Then nothing answers for this model.`, repository(model.name, "unload")) }, "Unload"),
 	);
 }
 
 export function loadButton(app) {
 	if (explicit(app)) return h("button", { onclick: () => app.change({ dialog: { kind: "name" } }) }, "Load a model…");
-	return app.may.has("manage") && app.server?.control === "poll" && h("button", { onclick: () => confirm(app, "Read", "the disk again", "The config and the directories of models are read now; what has changed is loaded and unloaded.", "/v1/config:reload") }, "Read again");
+	return app.may.has("manage") && app.server?.control === "poll" && h("button", { onclick: () => confirm(app, "Look", "for changes now", "The config and the directories of models are read now; what has changed is loaded and unloaded.", "/v1/config:reload") }, "Look for changes");
 }
 
 const explicit = (app) => app.server?.control === "explicit" && app.may.has("manage");
