@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.guard.good_pushes import Outcome, in_one_server, restarted
 from tests.support.guard.pushes import KINDS
 from tests.support.guard.scenario import NEW, OLD, Pushes, Result, table
 
@@ -59,24 +58,3 @@ def test_twelve_kinds_of_bad_push_are_named_and_stopped_and_callers_see_no_error
         results = pushes.wait_decided(LONGEST)
         check(results, recorded)
         assert results[-1].states == {NEW: "AVAILABLE", OLD: "END"}
-
-
-@pytest.mark.load
-@pytest.mark.timeout(600)
-def test_a_reload_a_deleted_old_version_and_a_third_push_in_a_trial_leave_one_version_and_no_error(
-    tmp_path: Path,
-) -> None:
-    check_good(in_one_server(tmp_path))
-
-
-@pytest.mark.load
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["stop", "kill"])
-def test_a_trial_goes_on_after_a_restart_and_leaves_one_version_and_no_error(tmp_path: Path, how: str) -> None:
-    check_good(restarted(tmp_path, how))
-
-
-def check_good(outcomes: Sequence[Outcome]) -> None:
-    for outcome in outcomes:
-        assert [outcome.got[name] for name in ("errors", "wrong", "nonfinite")] == [0, 0, 0], outcome
-        assert outcome.in_memory == [3 if outcome.event == "third_push" else 2], outcome
