@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.guard.pushes import KINDS
-from tests.support.guard.scenario import NEW, OLD, Pushes, Result, table
+from tests.support.guard.scenario import FEW, NEW, OLD, Pushes, check
 
-FEW = [kind for kind in KINDS if kind.fault in ("raises", "nan", "renamed")]
 LONGEST = 1500.0
 """Seconds until the last version is decided about: one that fails rarely is on trial for longer than its bake."""
-
-
-def check(results: Sequence[Result], recorded: bool) -> None:
-    print(table(results))
-    for result in results:
-        check_one(result, result.kind.recorded if recorded else (result.kind.cause,))
-
-
-def check_one(result: Result, causes: Sequence[str]) -> None:
-    kind, got, cause = result.kind, result.got, result.cause
-    assert cause in causes, table([result])
-    if cause or kind.fault == "slow":
-        assert kind.names in result.text
-    if cause:
-        assert result.states == {NEW: "END", OLD: "AVAILABLE"}
-    if cause == "HELD_BACK":
-        assert got["new"] == 0
-    if kind.fault != "hangs" or cause == "HELD_BACK":
-        assert got["errors"] == 0, table([result])
-    assert got["nonfinite"] == 0
-    if kind.fault != "shuffled" or cause == "HELD_BACK":
-        assert got["wrong"] == 0
 
 
 @pytest.mark.slow
