@@ -98,7 +98,9 @@ class Pushes:
         self._command = list(command or default_command())
         for fault in self.kinds:
             push(self._models / fault, OLD, "none")
-        own = (f"--model_repository={self._models}", f"--trusted_model_base_paths={self._models}")
+        own = [f"--model_repository={self._models}", f"--trusted_model_base_paths={self._models}"]
+        if way == "rest":
+            own.append(f"--rest_api_timeout_in_ms={min(kind.deadline for kind in kinds) * 1000:.0f}")
         self.server = ServerProcess(*own, f"--state_directory={directory / 'state'}", *flags, command=command)
 
     def __enter__(self) -> Pushes:
