@@ -29,6 +29,7 @@ from tests.support.servers.process import ServerProcess, default_command, wait_u
 
 OLD, NEW = 1, 2
 RECORDED = 120
+FEW = [kind for kind in KINDS if kind.fault in ("raises", "nan", "renamed")]
 ANSWERS = 50
 """Of each model before the pushes: the time that a run of version 1 takes is known then."""
 REPOSITORY = Path(__file__).parents[3]
@@ -97,7 +98,9 @@ class Pushes:
         self._command = list(command or default_command())
         for fault in self.kinds:
             push(self._models / fault, OLD, "none")
-        own = (f"--model_repository={self._models}", f"--trusted_model_base_paths={self._models}")
+        own = [f"--model_repository={self._models}", f"--trusted_model_base_paths={self._models}"]
+        if way == "rest":
+            own.append(f"--rest_api_timeout_in_ms={min(kind.deadline for kind in kinds) * 1000:.0f}")
         self.server = ServerProcess(*own, f"--state_directory={directory / 'state'}", *flags, command=command)
 
     def __enter__(self) -> Pushes:
@@ -216,6 +219,29 @@ def table(results: Sequence[Result]) -> str:
         lines.append(f"{result.kind.fault}: {result.text}")
         lines.extend(f"    {error}" for error in result.got["first_errors"][:1])
     return "\n".join(lines)
+
+
+def check(results: Sequence[Result], recorded: bool) -> None:
+    """Raises AssertionError if not everything came as it should."""
+    print(table(results))
+    for result in results:
+        check_one(result, result.kind.recorded if recorded else (result.kind.cause,))
+
+
+def check_one(result: Result, causes: Sequence[str]) -> None:
+    kind, got, cause = result.kind, result.got, result.cause
+    assert cause in causes, table([result])
+    if cause or kind.fault == "slow":
+        assert kind.names in result.text
+    if cause:
+        assert result.states == {NEW: "END", OLD: "AVAILABLE"}
+    if cause == "HELD_BACK":
+        assert got["new"] == 0
+    if kind.fault != "hangs" or cause == "HELD_BACK":
+        assert got["errors"] == 0, table([result])
+    assert got["nonfinite"] == 0
+    if kind.fault != "shuffled" or cause == "HELD_BACK":
+        assert got["wrong"] == 0
 
 
 def main() -> None:

@@ -92,7 +92,8 @@ class Predictor:
 
     def admit(self, model: ModelRef, record: RequestRecord, deadline: float | None) -> None:
         """Checks a request before its body is read: raises the error that any request with this deadline would get now.
-        Whether there is such a model is left to ``infer``."""
+        Whether there is such a model is left to ``infer``, and so is what a version on trial refuses, but for load: the
+        old version may answer it."""
         try:
             handle = self._lookup(model)
         except ServingError:
@@ -100,7 +101,7 @@ class Predictor:
         with handle:
             servable: Servable = handle.servable
             refusal = servable.refusal(deadline)
-            if refusal is None:
+            if refusal is None or (self._trials and ending_of(refusal) in SHIELDED):
                 return
             record.version = handle.id.version
         raise ServingError(refusal.code, refusal.message, refusal.reason)
