@@ -303,3 +303,12 @@ def test_config_file_that_is_refused_is_a_band_until_it_is_corrected(
         file.write_text(good)
         seen.wait(lambda: band.count() == 0, "the band is gone")
         seen.wait(lambda: seen.page.locator("[aria-label=Why]").count() == 0, "and so is the cause")
+
+
+@pytest.mark.parametrize(("control", "words"), [("poll", "tfs-lite publish"), ("explicit", "Load one by its name")])
+def test_page_without_models_says_how_one_comes(control: str, words: str, viewer: Open, tmp_path: Path) -> None:
+    with serving(tmp_path, model_repository=str(tmp_path), model_control_mode=control) as served:
+        with viewer(served.url) as seen:
+            seen.open()
+            seen.wait_text("No model is served", ".empty")
+            assert words in seen.text(".empty")
