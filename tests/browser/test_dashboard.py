@@ -307,8 +307,10 @@ def test_config_file_that_is_refused_is_a_band_until_it_is_corrected(
 
 @pytest.mark.parametrize(("control", "words"), [("poll", "tfs-lite publish"), ("explicit", "Load one by its name")])
 def test_page_without_models_says_how_one_comes(control: str, words: str, viewer: Open, tmp_path: Path) -> None:
-    with serving(tmp_path, model_repository=str(tmp_path), model_control_mode=control) as served:
-        with viewer(served.url) as seen:
-            seen.open()
-            seen.wait_text("No model is served", ".empty")
-            assert words in seen.text(".empty")
+    with (
+        serving(tmp_path, model_repository=str(tmp_path), model_control_mode=control) as served,
+        viewer(served.url) as seen,
+    ):
+        seen.open()
+        seen.wait_text("No model is served", ".empty")
+        assert words in seen.text(".empty")
