@@ -212,13 +212,34 @@ def test_an_older_version_answers_again_by_click_of_those_who_may_and_the_newest
             seen.open("#model=ranker")
             seen.page.get_by_role("button", name="Go back to version 1").click()
             seen.wait_text("no newer version does, until the next push", "dialog")
-            seen.page.locator("dialog").get_by_role("button", name="Go back").click()
+            seen.page.locator("dialog").get_by_role("button", name="Go back to version 1", exact=True).click()
             seen.wait(lambda: seen.page.locator("dialog").count() == 0, "the question is gone")
             seen.wait(lambda: served.version("ranker") == 1, "version 1 answers")
             seen.wait_text("rolled back to version 1", ".why li")
             seen.page.get_by_role("button", name="Undo the way back").click()
-            seen.page.locator("dialog").get_by_role("button", name="Undo the way back").click()
+            seen.page.locator("dialog").get_by_role("button", name="Undo the way back", exact=True).click()
             seen.wait(lambda: served.version("ranker") == 2, "version 2 answers")
+
+
+def test_a_version_that_is_pushed_after_the_way_back_answers_and_both_buttons_are_there(
+    viewer: Open, publish: Publish, tmp_path: Path
+) -> None:
+    root = tmp_path / "models"
+    for version in (1, 2):
+        publish(root, "ranker", version)
+    with serving(root, model_repository=str(root)) as served, viewer(served.url) as seen:
+        seen.open("#model=ranker")
+        seen.page.get_by_role("button", name="Go back to version 1").click()
+        assert seen.text("dialog h2") == "Go back to version 1 of ranker?"
+        seen.page.locator("dialog button.main").click()
+        seen.wait(lambda: served.version("ranker") == 1, "version 1 answers")
+        titles = seen.page.locator(".title button")
+        seen.wait(lambda: titles.all_inner_texts() == ["Undo the way back"], "it can be undone")
+        publish(root, "ranker", 3)
+        seen.wait(lambda: served.version("ranker") == 3, "the pushed version answers")
+        both = ["Go back to version 1", "Undo the way back"]
+        seen.wait(lambda: titles.all_inner_texts() == both, "back again, or version 2 may answer")
+        seen.wait_text("rolled back to version 1", "[aria-label=Versions]")
 
 
 def test_config_file_models_have_no_buttons(viewer: Open, publish: Publish, tmp_path: Path) -> None:
@@ -282,3 +303,14 @@ def test_config_file_that_is_refused_is_a_band_until_it_is_corrected(
         file.write_text(good)
         seen.wait(lambda: band.count() == 0, "the band is gone")
         seen.wait(lambda: seen.page.locator("[aria-label=Why]").count() == 0, "and so is the cause")
+
+
+@pytest.mark.parametrize(("control", "words"), [("poll", "tfs-lite publish"), ("explicit", "Load one by its name")])
+def test_page_without_models_says_how_one_comes(control: str, words: str, viewer: Open, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, model_repository=str(tmp_path), model_control_mode=control) as served,
+        viewer(served.url) as seen,
+    ):
+        seen.open()
+        seen.wait_text("No model is served", ".empty")
+        assert words in seen.text(".empty")

@@ -76,7 +76,7 @@ export function rollbackButtons(app, model) {
 	if (!rollout || !app.may.has("manage")) return null;
 	const { answers, back_to: to, going_back: going, rejected, remembered } = rollout;
 	const undone = rejected.filter((one) => one.rolled_back).map(({ version }) => version);
-	const order = (verb, words, body, button) => h("button", { onclick: () => confirm(app, verb, model.name, words, `/v1/models/${name(model.name)}:guard`, body) }, button);
+	const order = (verb, words, body, button) => h("button", { onclick: () => confirm(app, verb, model.name, words, `/v1/models/${name(model.name)}:guard`, body, button) }, button);
 	const back = `Version ${to} answers once it has loaded, and no newer version does, until the next push or until this is undone.${remembered ? "" : " A restart of the server forgets it: there is no --state_directory."}`;
 	return h("div.buttons",
 		to !== null && going === null && order(`Go back to version ${to} of`, back, { action: "rollback", version: to }, `Go back to version ${to}`),
@@ -102,7 +102,7 @@ export function loadButton(app) {
 
 const explicit = (app) => app.server?.control === "explicit" && app.may.has("manage");
 const repository = (model, action) => `/v2/repository/models/${name(model)}/${action}`;
-const confirm = (app, verb, what, words, path, body = {}) => app.change({ dialog: { kind: "confirm", verb, what, words, path, body } });
+const confirm = (app, verb, what, words, path, body = {}, press = verb) => app.change({ dialog: { kind: "confirm", verb, what, words, path, body, press } });
 
 async function act(app, path, body = {}) {
 	app.change({ dialog: { ...app.dialog, busy: true, error: null } });
@@ -135,10 +135,10 @@ const cancel = (app) => h("button", { onclick: () => app.change({ dialog: null }
 const buttons = (app, words, go) =>
 	h("div.buttons", h("button.main", { disabled: app.dialog.busy, onclick: go }, words), cancel(app));
 
-const confirmation = (app, { verb, what, words, path, body }) => [
+const confirmation = (app, { verb, what, words, path, body, press }) => [
 	h("h2", { id: "dialog" }, verb, " ", h("bdi", what), "?"),
 	h("p", words),
-	buttons(app, verb, () => act(app, path, body)),
+	buttons(app, press, () => act(app, path, body)),
 ];
 
 const naming = (app, shown) => [
