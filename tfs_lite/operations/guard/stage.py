@@ -294,10 +294,11 @@ class GuardStage:
         read = {version: revision for version, (revision, _) in model.settings.items()}
         new = [item for item in items if item.status.ok and read.get(item.id.version) != item.revision]
         known = model.state.armed.keys() | model.state.rejected.keys()
+        taken = model.available & model.state.accepted.keys()
         return [
             item
             for item in new
-            if item.id.version not in model.available and (model.available or item.id.version in known)
+            if item.id.version not in taken and (model.available or item.id.version in known)
         ]
 
     def _read(self, item: ServableData[StoragePath]) -> TrialSettings:

@@ -69,8 +69,9 @@ OFF = TrialSettings()
 class Judgement:
     """How the evidence of a trial stands. ``rule``: 1 or 2 if that rule wants the version taken back, else 0.
     ``leaning``: the trial must not end yet, because the votes lean against the version. ``against`` and ``votes_for``
-    count the votes, ``needed`` says how many against it rule 1 takes as it stands. ``answered``: the requests that the
-    version has answered. ``text``: the numbers in words, to stand behind "taken back after 11 s: "."""
+    count the votes, ``needed`` says how many against it rule 1 takes as it stands. ``answered`` and ``failed``: the
+    requests that the version has answered well, and those that it has failed. ``text``: the numbers in words, to stand
+    behind "taken back after 11 s: "."""
 
     rule: int = 0
     leaning: bool = False
@@ -78,7 +79,13 @@ class Judgement:
     votes_for: int = 0
     needed: int = 15
     answered: int = 0
+    failed: int = 0
     text: str = ""
+
+    @property
+    def doubts(self) -> bool:
+        """Whether anything speaks against the version, so that no other one is to be judged by it."""
+        return self.against > 0 or self.failed > 0
 
 
 NO_JUDGEMENT = Judgement()
@@ -348,7 +355,7 @@ def guarded(items: Items, state: ModelState, on_disk: Mapping[int, ServableData[
         if version not in wanted and version not in state.rejected and version in on_disk:
             wanted[version] = on_disk[version]
     if all(item.given_up for item in wanted.values()):
-        instead = _stand_in(listed.keys(), on_disk.keys(), state.rejected)
+        instead = _stand_in(listed.keys(), on_disk.keys(), state)
         wanted.update({} if instead is None else {instead: on_disk[instead]})
     if not wanted:
         return items
@@ -361,11 +368,13 @@ def _renewed(item: ServableData[StoragePath], retries: Mapping[int, int]) -> Ser
     return replace(item, revision=f"{item.revision}~{times}") if times else item
 
 
-def _stand_in(listed: Collection[int], on_disk: Iterable[int], rejected: Collection[int]) -> int | None:
-    """The version that answers where a list has only rejected ones: the highest one below the highest of them."""
+def _stand_in(listed: Collection[int], on_disk: Iterable[int], state: ModelState) -> int | None:
+    """The version that answers where a list has only rejected ones: the highest one below the highest of them, an
+    accepted one if there is any. Others get their trial when the source wants them."""
+    rejected = state.rejected
     dropped = [version for version in listed if version in rejected]
     lower = [v for v in on_disk if v not in rejected and v not in listed and v < max(dropped, default=0)]
-    return max(lower, default=None)
+    return max((v for v in lower if v in state.accepted), default=max(lower, default=None))
 
 
 def answering(state: ModelState, seen: Seen) -> int | None:
@@ -406,7 +415,7 @@ def _forced(now: float, settings: Settings, state: ModelState, seen: Seen) -> Re
         return None
     listed = any(version not in state.rejected and version not in seen.failed for version in seen.listed)
     on_disk = [version for version in seen.on_disk if version not in seen.failed]
-    if listed or _stand_in(seen.listed.keys(), on_disk, state.rejected) is not None:
+    if listed or _stand_in(seen.listed.keys(), on_disk, state) is not None:
         return None
     version = max((v for v in wanted if v not in seen.failed), default=max(wanted))
     state = _accept(replace(state, rejected=_without(state.rejected, version)), version, seen.listed[version])
@@ -504,8 +513,8 @@ def _known_to_answer(state: ModelState, seen: Seen) -> int | None:
 
 
 def _begun(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:
-    """A version that was armed is available. A trial that runs ends: its new version is the old one now, unless there
-    is a vote against it."""
+    """A version that was armed is available. A trial that runs ends: its new version is the old one now, unless it is
+    doubted: then its old version stays the old one, and the doubted one is a push again where it is wanted later."""
     for version, armed in sorted(state.armed.items()):
         if version not in seen.available or armed.old not in seen.available:
             continue
@@ -514,12 +523,11 @@ def _begun(now: float, settings: Settings, state: ModelState, seen: Seen) -> Res
             continue  # its turn comes if that one is taken back
         trial, effects = replace(armed, stage=Stage.BAKING, since=now), list[Effect]()
         if running is not None:
-            doubted = seen.judgement.against > 0
-            trial = replace(trial, old=running.old if doubted else running.new)
-            if not doubted:
-                left = _accept(left, running.new, running.files)
+            stays = seen.judgement.doubts and running.old in seen.available
+            trial = replace(trial, old=running.old if stays else running.new)
             text = f"version {version} was pushed{_so_far(seen)}"
             effects.append(BakeEnded(running, Outcome.SUPERSEDED, text))
+        left = _accept(left, trial.old, _there(seen).get(trial.old, ""))
         return replace(left, running=trial), (*effects, BakeBegun(trial))
     return None
 

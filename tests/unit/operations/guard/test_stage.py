@@ -178,6 +178,59 @@ def test_a_third_push_goes_back_past_a_version_with_votes_against_it() -> None:
     assert fixture.server.ready("m") == [7, 9]
 
 
+@pytest.mark.parametrize("latest", [1, 2])
+@pytest.mark.parametrize("doubts", [Judgement(failed=1, answered=400), Judgement(against=1, failed=9)])
+def test_a_bad_version_after_a_failing_one_is_judged_against_the_last_good_one(latest: int, doubts: Judgement) -> None:
+    """And the failing one is on trial again over that, where the policy gives it."""
+    fixture = served(7, latest=latest)
+    fixture.push("m", 8)
+    fixture.rest()
+    fixture.judge("m", 8, doubts)
+    fixture.push("m", 9)
+    fixture.rest()
+    assert [(trial.new, trial.old) for trial in fixture.trials["m"]] == [(9, 7)]
+    fixture.judge("m", 9, BAD)
+    fixture.tick()
+    assert 7 in fixture.server.ready("m")
+    assert fixture.passed["m"][-1] == 7
+    fixture.rest()
+    assert [(trial.new, trial.old, trial.stage) for trial in fixture.trials["m"]] == [(8, 7, Stage.BAKING)]
+    fixture.judge("m", 8, BAD)
+    fixture.rest()
+    assert fixture.server.ready("m") == [7]
+    assert fixture.stage.rejected("m").keys() == {8, 9}
+
+
+def test_a_failing_version_that_is_wanted_again_before_it_is_unloaded_is_on_trial() -> None:
+    fixture = on_trial()
+    fixture.judge("m", 8, Judgement(failed=1))
+    fixture.push("m", 9)
+    fixture.poll()
+    fixture.server.settle()
+    fixture.tick()
+    assert [(trial.new, trial.old) for trial in fixture.trials["m"]] == [(9, 7)]
+    fixture.judge("m", 9, BAD)
+    fixture.tick()
+    assert fixture.server.ready("m") == [7, 8, 9]
+    fixture.poll()
+    assert [(trial.new, trial.old) for trial in fixture.trials["m"]] == [(8, 7)]
+    fixture.rest()
+    assert fixture.server.ready("m") == [7, 8]
+
+
+def test_a_bad_version_after_a_failing_one_is_judged_against_the_last_good_one_over_a_restart() -> None:
+    fixture = on_trial()
+    fixture.judge("m", 8, Judgement(failed=1))
+    fixture.push("m", 9)
+    fixture.rest()
+    fixture = fixture.restart()
+    fixture.rest()
+    assert [(trial.new, trial.old) for trial in fixture.trials["m"]] == [(9, 7)]
+    fixture.judge("m", 9, BAD)
+    fixture.rest()
+    assert [(trial.new, trial.old, trial.stage) for trial in fixture.trials["m"]] == [(8, 7, Stage.BAKING)]
+
+
 def test_a_third_push_that_cannot_be_loaded_leaves_the_trial_alone() -> None:
     fixture = on_trial()
     fixture.push("m", 9, Files(loads=False))
