@@ -249,7 +249,7 @@ def test_policy_specific_has_a_stand_in_for_what_was_taken_back(tmp_path: Path) 
     with guarded(tmp_path) as found:
         found.served.reload(entry("m", "model_version_policy { specific { versions: 3 } }"))
         found.wait_answer(3)
-        found.say(Verb.UNDO)
+        found.say(Verb.ROLLBACK)
         found.wait_answer(2)
         found.wait_states(v2=AVAILABLE, v3=END)
 

@@ -215,7 +215,7 @@ class Verb(enum.Enum):
     RETRY = "retry"
     """The version is loaded again, as if it had been pushed."""
     UNDO = "undo"
-    """The version goes, and the one before it answers."""
+    """The version on trial goes, and the one before it answers."""
     ROLLBACK = "rollback"
     """The version answers, and every higher one on disk goes."""
     UNDO_ROLLBACK = "undo_rollback"
@@ -225,8 +225,8 @@ class Verb(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Command:
     """``version`` None: the version on trial; without a trial the one that the verb can only mean (``ACCEPT`` and
-    ``RETRY``: the highest that was rejected or has failed; ``UNDO``: the one that answers; ``ROLLBACK``: back to the
-    highest below it). ``who``: a name or an address for people."""
+    ``RETRY``: the highest that was rejected or has failed; ``ROLLBACK``: back to the highest below the one that
+    answers). ``who``: a name or an address for people."""
 
     verb: Verb
     version: int | None = None
@@ -649,29 +649,30 @@ def _begin_anew(state: ModelState, version: int, command: Command, what: str) ->
 
 
 def _undone(now: float, state: ModelState, seen: Seen, command: Command) -> Result:
-    """Of a trial: its version goes. Without one, the version that answers does, as by a rollback."""
+    """The version of a trial goes."""
     trials = sorted(state.trials, key=lambda trial: trial.stage is Stage.ARMED)
     trial = next((trial for trial in trials if command.version in (None, trial.new)), None)
-    if trial is not None:
-        why = f"taken back by {command.who or 'an operator'}"
-        rejection = Rejection(trial.new, trial.files, why, seen.at, By.OPERATOR)
-        return _take_back(state, seen, rejection, trial, command.who)
-    top = _newest(state, seen)
-    if command.version is not None and command.version not in (answering(state, seen), top):
-        raise failed_precondition(f"version {command.version} is not the one that answers, which is {top}")
-    return _go_back(state, seen, _next_below(command.version or top, state, seen), command.who)
+    if trial is None:
+        raise failed_precondition("it has no trial" if not trials else f"version {command.version} is not on trial")
+    why = f"taken back by {command.who or 'an operator'}"
+    rejection = Rejection(trial.new, trial.files, why, seen.at, By.OPERATOR)
+    return _take_back(state, seen, rejection, trial, command.who)
 
 
 def _rolled_back(now: float, state: ModelState, seen: Seen, command: Command) -> Result:
     to = command.version
     if to is None:
-        to = state.running.old if state.running is not None else _next_below(_newest(state, seen), state, seen)
+        to = state.running.old if state.running is not None else _next_below(_bad(state, seen), state, seen)
     return _go_back(state, seen, to, command.who)
 
 
-def _newest(state: ModelState, seen: Seen) -> int:
-    """The version that an operator means who wants to go back: the highest that answers or should."""
-    return max((version for version in seen.listed.keys() | seen.available if version not in state.rejected), default=0)
+def _bad(state: ModelState, seen: Seen) -> int:
+    """The version that an operator means who wants to go back: the one that answers. If the newest one has failed, it
+    is that, and the one that answers in its place stays."""
+    wanted = seen.listed.keys() | seen.available
+    newest = max((version for version in wanted if version not in state.rejected), default=0)
+    answers = answering(state, seen)
+    return newest if answers is None or newest in seen.failed else answers
 
 
 def _next_below(top: int, state: ModelState, seen: Seen) -> int:

@@ -372,19 +372,29 @@ def test_undo_stops_a_push_that_is_being_loaded() -> None:
     assert fixture.stage.rejected("m").keys() == {8}
 
 
-def test_undo_after_the_trial_waits_until_the_lower_version_is_ready() -> None:
+@pytest.mark.parametrize("version", [None, 7, 8])
+def test_undo_without_a_trial_is_refused(version: int | None) -> None:
     fixture = served(7, 8)
-    assert fixture.server.ready("m") == [8]
-    fixture.command("m", Verb.UNDO)
-    assert fixture.answers_with("m") == 8
+    with pytest.raises(
+        ServingError, match="model m has no trial; tfs-lite rollback m goes back to an older version"
+    ) as raised:
+        fixture.command("m", Verb.UNDO, version)
+    assert raised.value.code is StatusCode.FAILED_PRECONDITION
     fixture.rest()
-    assert fixture.server.ready("m") == [7]
+    assert fixture.server.ready("m") == [8]
 
 
-def test_undo_is_refused_where_there_is_nothing_lower() -> None:
+def test_undo_of_a_version_that_is_not_the_one_on_trial_is_refused() -> None:
+    fixture = on_trial()
+    with pytest.raises(ServingError, match="model m: version 7 is not on trial"):
+        fixture.command("m", Verb.UNDO, 7)
+    assert fixture.answers_with("m") == 8
+
+
+def test_a_rollback_is_refused_where_there_is_nothing_lower() -> None:
     fixture = served(8)
     with pytest.raises(ServingError, match="model m: there is no version below 8 to go back to") as raised:
-        fixture.command("m", Verb.UNDO)
+        fixture.command("m", Verb.ROLLBACK)
     assert raised.value.code is StatusCode.FAILED_PRECONDITION
     assert fixture.answers_with("m") == 8
 
@@ -487,6 +497,26 @@ def test_a_rollback_from_a_newest_version_that_has_failed_keeps_the_one_that_ans
     fixture.rest()
     assert fixture.answers_with("m") == 7
     assert fixture.stage.rejected("m").keys() == {8}
+
+
+@pytest.mark.parametrize("bake", [0.0, 600.0])
+@pytest.mark.parametrize("load_begins", [True, False])
+def test_a_rollback_while_a_newer_version_is_loaded_goes_below_the_one_that_answers(
+    bake: float, load_begins: bool
+) -> None:
+    fixture = served(6, 7, settings=TrialSettings(bake))
+    fixture.push("m", 8)
+    fixture.poll()
+    if load_begins:
+        fixture.server.tick()
+        fixture.server.loads.start()
+    fixture.command("m", Verb.ROLLBACK)
+    fixture.rest()
+    while fixture.server.loads.running:
+        fixture.server.loads.finish()
+    fixture.rest()
+    assert fixture.server.ready("m") == [6]
+    assert fixture.stage.rejected("m").keys() == {7, 8}
 
 
 def test_a_rollback_with_the_policy_specific() -> None:
