@@ -96,6 +96,7 @@ def test_a_rollback_is_one_command_that_says_which_version_answers(night: NightF
     code, said = night.run("rollback", "m")
     assert (code, night.served.version()) == (0, 6)
     assert said.startswith("model m: version 6 answers now, after ")
+    assert " s, in place of version 7; " in said
     assert "version 7 must not, until the next push or tfs-lite rollback m --undo" in said
     assert "A restart of the server forgets this, because it has no --state_directory" in said
     code, said = night.run("explain", "m")
@@ -209,6 +210,9 @@ def test_an_undo_takes_a_version_on_trial_back_at_once(night: NightFixture) -> N
     code, said = night.run("guard", "undo", "m")
     assert (code, night.served.version()) == (0, 7)
     assert "taken back by 127.0.0.1" in said
+    code, said = night.run("guard", "undo", "m")
+    assert (code, night.served.version()) == (1, 7)
+    assert "model m has no trial; tfs-lite rollback m goes back to an older version" in said
     assert "do: to have it answer again: tfs-lite guard accept m@8" in said
     assert night.run("guard", "accept", "m@8", "--wait", "20")[0] == 0
     night.wait_answer(8)

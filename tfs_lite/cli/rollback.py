@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _go_back(args: Namespace, model: str, to: int | None) -> int:
-    begun = time.monotonic()
+    begun, before = time.monotonic(), _answers(explained(args, model))
     rollout = _command(args, model, "rollback", to)
     if to is None:
         to = rollout["going_back"] if rollout["going_back"] is not None else rollout["answers"]
@@ -48,6 +48,8 @@ def _go_back(args: Namespace, model: str, to: int | None) -> int:
     rollout = answer["rollout"]
     back = [each["version"] for each in rollout["rejected"] if each["version"] > to]
     text = f"model {model}: version {to} answers now, after {time.monotonic() - begun:.2f} s"
+    if before is not None:
+        text += ", as before" if before == to else f", in place of version {before}"
     if back:
         text += f"; {numbers(back)} must not, until the next push or tfs-lite rollback {model} --undo"
     if not rollout["remembered"]:
@@ -83,12 +85,17 @@ def _why(args: Namespace, model: str, is_missing: bool = False) -> str:
     answer = explained(args, model)
     if answer["verdict"] == "NOT_CONFIGURED":
         return str(answer["sentence"])
-    answers = next((each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"), None)
+    answers = _answers(answer)
     now = "no version answers now" if answers is None else f"version {answers} answers now"
     text = f"{now}; there are versions {versions_text(answer)}"
     if is_missing:
         text += ". One that is not there: publish its files again: tfs-lite publish SRC --base BASE"
     return text
+
+
+def _answers(answer: Tree) -> int | None:
+    """The version that answers requests which name none."""
+    return next((each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"), None)
 
 
 def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:

@@ -245,7 +245,8 @@ class Reloader:
                         continue
                     status = self._failure(ServableId(name, version))
                     why = "is still loading" if status is None else f"has failed: {status}"
-                    found[name, label] = f'label "{label}" of model {name} still means version {meant}: {version} {why}'
+                    now = "the version that answers" if meant is None else f"version {meant}"
+                    found[name, label] = f'label "{label}" of model {name} still means {now}: {version} {why}'
                     pending |= status is None
             return not pending
 

@@ -50,7 +50,7 @@ class View:
         """Every version of the model, the highest first, or the one asked for. NOT_FOUND if there is none. A label
         stands for the version that answers by it."""
         version, report = self._core.labels.version(ref), self._core.states.report(ref.name)
-        if ref.label is not None and version in self._core.features.rejected(ref.name):
+        if ref.label is not None and (version is None or version in self._core.features.rejected(ref.name)):
             version = self._latest(ref.name, version)
         if version is not None:
             found = [item for item in report.versions if item.version == version]

@@ -84,7 +84,7 @@ class Guard(ServerFeature):
         self._timer: Timer | None = None
         self._unsaved = False  # the last write has failed; only the guard's thread writes
         effects = GuardEffects(
-            hold=core.manager.hold,
+            hold=self._hold,
             set_trials=self._set_trials,
             judgement=self._judgement,
             wake=self._wake,
@@ -213,6 +213,11 @@ class Guard(ServerFeature):
                 self._timer = None if self._stopped else self._core.clock.call_later(TICK_SECONDS, self._wake)
 
     # What the stage asks and does; see GuardEffects.
+
+    def _hold(self, id: ServableId, held: bool) -> None:
+        self._core.manager.hold(id, held)
+        if not held:
+            self._core.labels.wait(id, self._core.states.is_available)
 
     def _set_trials(self, name: str, trials: Sequence[Running]) -> None:
         found = dict[int, Trial]()
