@@ -217,7 +217,7 @@ def test_rollback_below_a_corrupt_newest_version(tmp_path: Path) -> None:
         found.wait_states(v1=AVAILABLE, v2=END, v3=END)
 
 
-def test_label_on_a_version_that_was_taken_back_means_the_one_that_answers(tmp_path: Path) -> None:
+def test_label_on_a_version_that_was_taken_back_means_the_one_below_it(tmp_path: Path) -> None:
     def reload(found: Guarded, *versions: int, stable: int) -> None:
         policy = " ".join(f"versions: {version}" for version in versions)
         label = f'version_labels {{ key: "stable" value: {stable} }}'
@@ -235,6 +235,13 @@ def test_label_on_a_version_that_was_taken_back_means_the_one_that_answers(tmp_p
         wait_until(lambda: found.served.version(label="stable") == 1, "the label means version 1", TIMEOUT)
         (status,) = found.served.client.status("m", label="stable")
         assert (status.version, status.state) == (1, AVAILABLE)
+        put(tmp_path, 3)
+        wait_until(lambda: 3 in found.served.server.core.sources.found("m").versions, "3 is seen", TIMEOUT)
+        reload(found, 1, 2, 3, stable=2)
+        found.wait_answer(3)
+        assert found.served.version(label="stable") == 1, "the next push is not for those who ask for stable"
+        (status,) = found.served.client.status("m", label="stable")
+        assert status.version == 1
         reload(found, 1, 2, stable=1)
         with pytest.raises(ServingError, match="tfs-lite guard retry m@2"):
             reload(found, 1, 2, stable=2)

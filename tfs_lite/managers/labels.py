@@ -7,7 +7,7 @@ by each accepted config. :func:`check_labels` decides, without effects, whether 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode, failed_precondition, invalid_argument
@@ -53,6 +53,12 @@ def check_labels(
                 f"it and then move the label: model_version_policy {{ specific {{ versions: {version} }} }}, with "
                 "every other version that is to stay"
             )
+
+
+def instead_of(version: int, available: Iterable[int], rejected: Collection[int]) -> int | None:
+    """The version that a label means whose own ``version`` must not answer: the highest ``available`` one below it that
+    is not ``rejected``; None: there is none, and it means the version that answers requests which name none."""
+    return max((each for each in available if each < version and each not in rejected), default=None)
 
 
 class VersionLabels:

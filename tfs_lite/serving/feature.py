@@ -96,7 +96,7 @@ class Feature:
 
     def rejected(self, name: str) -> Mapping[int, Status]:
         """The versions of the model that the feature keeps from answering although they are on disk, each with the
-        reason. A label on such a version means the version that answers."""
+        reason. What a label on such a version means: :func:`tfs_lite.managers.labels.instead_of`."""
         return NOTHING_REJECTED
 
     def replicas(self) -> Iterable[ReplicaReport]:

@@ -213,6 +213,8 @@ class Reloader:
             raise ServingError(StatusCode.UNAVAILABLE, "another config is still being applied; try again later")
         try:
             since = self._clock.time()
+            wanted = version_labels(config)
+            tried = {id for name in wanted for id in self._states.aspired(name)}
             with self._committing:
                 self._require_started()
                 change = self._commit(config)
@@ -220,7 +222,7 @@ class Reloader:
             self._sources.wake(at_urls)  # also what the config does not change: storages are looked at once a minute
             ends = self._clock.monotonic() + self._options.reload_timeout_seconds
             result = self._waiter.wait(change.awaited, self._options.reload_timeout_seconds, since=since)
-            labels = self._wait_for_labels(version_labels(config), ends)
+            labels = self._wait_for_labels(wanted, ends, lambda id: 0.0 if id in tried else since)
         finally:
             self._applying.release()
         if self._waiter.closed:
@@ -231,9 +233,10 @@ class Reloader:
             raise AppliedButIncomplete(ServingError(StatusCode.UNKNOWN, "; ".join(labels)))
         return change.summary
 
-    def _wait_for_labels(self, wanted: Labels, ends: float) -> list[str]:
+    def _wait_for_labels(self, wanted: Labels, ends: float, since: Callable[[ServableId], float]) -> list[str]:
         """Returns when every label means what the config says, with a sentence for each whose version has failed, or
-        has not come by ``ends``, in seconds of ``monotonic``."""
+        has not come by ``ends``, in seconds of ``monotonic``. ``since``: what ended earlier, in seconds since 1970, is
+        loaded anew."""
         found: dict[tuple[str, str], str] = {}
 
         def over() -> bool:
@@ -243,8 +246,9 @@ class Reloader:
                 for label, meant in before.items():
                     if (version := wanted.get(name, {}).get(label)) is None:
                         continue
-                    status = self._failure(ServableId(name, version))
-                    why = "is still loading" if status is None else f"has failed: {status}"
+                    id = ServableId(name, version)
+                    status = self._failure(id, since(id))
+                    why = "is still loading" if status is None else f"does not come: {status}"
                     now = "the version that answers" if meant is None else f"version {meant}"
                     found[name, label] = f'label "{label}" of model {name} still means {now}: {version} {why}'
                     pending |= status is None
@@ -253,12 +257,16 @@ class Reloader:
         self._waiter.wait_until(over, ends)
         return list(found.values())
 
-    def _failure(self, servable_id: ServableId) -> Status | None:
-        """The reason why the version will not be available, as things stand. A load that was cancelled says nothing:
-        the version was not wanted then."""
+    def _failure(self, servable_id: ServableId, since: float) -> Status | None:
+        """The reason why the version will not be available, as things stand. An end before ``since`` is none, and
+        a load that was cancelled says nothing: the version was not wanted then."""
         timed = self._states.version_states(servable_id.name).get(servable_id.version)
-        if timed is not None and timed.state.state is ManagerState.END and not timed.state.health.ok:
+        ended = timed is not None and timed.state.state is ManagerState.END and timed.time >= since
+        if timed is not None and ended and not timed.state.health.ok:
             return None if timed.state.health.code is StatusCode.CANCELLED else timed.state.health
+        report = self._states.source_report(servable_id.name)
+        if report is not None and servable_id.version in report.waiting.keys() - report.settling - report.fetching:
+            return Status(StatusCode.DATA_LOSS, report.waiting[servable_id.version])
         attempt = self._states.last_attempt(servable_id)
         return attempt.status if attempt is not None and not attempt.status.ok and not attempt.status.waits else None
 
@@ -314,8 +322,8 @@ class Reloader:
         )
 
     def _brought(self, config: ModelServerConfig, name: str) -> Set[int]:
-        """The versions that the config names for the model by number, and that will be loaded: they are complete, or
-        at a URL, from which they come."""
+        """The versions that the config names for the model by number, and that will be loaded: they are complete, but
+        for digests that nobody has checked yet, or at a URL, from which they come."""
         model = next(model for model in config.models if model.name == name)
         policy, found = scan_policy(model), self._sources.found(name)
         if not isinstance(policy, SpecificPolicy) or found is None:
@@ -323,7 +331,9 @@ class Reloader:
         if is_url(model.base_path):
             return found.versions & set(policy.versions)
         alone = config.only(model)
-        look = self._disk_calls.call("what the config names", lambda: self._sources.look_ahead(alone)[name])
+        look = self._disk_calls.call(
+            "what the config names", lambda: self._sources.look_ahead(alone, takes_unchecked=True)[name]
+        )
         return {item.id.version for item in look.aspired or ()} & set(policy.versions)
 
     def _loaded_platforms(self) -> Mapping[str, str]:

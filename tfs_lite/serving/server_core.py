@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -25,7 +26,7 @@ from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, i
 from tfs_lite.core.threads import JOIN_SECONDS, BoundedCalls, within
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import Overdue
-from tfs_lite.managers.labels import VersionLabels
+from tfs_lite.managers.labels import VersionLabels, instead_of
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.request_log.sampler import RequestLogs
@@ -253,14 +254,18 @@ class ServerCore:
     # Lookups.
 
     def handle(self, ref: ModelRef) -> ServableHandle:
-        """The version that answers: by number, by label, or the latest one available. A label on a version that must
-        not answer means the latest one."""
+        """The version that answers: by number, by label, or the latest one available. What a label on a version that
+        must not answer means: :func:`instead_of`."""
         if not ref.name:
             raise invalid_argument("ModelSpec has no name specified")
         if ref.label is None:
             return self.manager.get_servable_handle(ref)
         version = self.labels.version(ref)
-        if version in self.features.rejected(ref.name):
+        rejected = self.features.rejected(ref.name)
+        if version is not None and version in rejected:
+            with suppress(ServingError):  # the version may go in this moment
+                instead = instead_of(version, self.manager.available_versions(ref.name), rejected)
+                return self.manager.get_servable_handle(ModelRef(ref.name, instead))
             return self.manager.get_servable_handle(ModelRef(ref.name))
         try:
             return self.manager.get_servable_handle(ModelRef(ref.name, version))

@@ -245,9 +245,7 @@ class SourceChain:
         if model is None or isinstance(self._source, ExplicitSource) or name in self.hanging():
             return None
         every = model.model_copy(update={"model_version_policy": VersionPolicy(all=All())})
-        config, options = self._config.only(every), self._options
-        found = self._source.look_ahead(source_config(config, options), takes_unchecked=True)
-        found |= self._remote.look_ahead(remote_config(config, options))
+        found = self.look_ahead(self._config.only(every), takes_unchecked=True)
         aspired = found[name].aspired if name in found else None
         return None if aspired is None else {item.id.version: item for item in aspired}
 
@@ -294,13 +292,19 @@ class SourceChain:
     # Without effects.
 
     def look_ahead(
-        self, config: ModelServerConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
+        self,
+        config: ModelServerConfig,
+        disk: Disk | None = None,
+        outcomes: Mapping[ServableId, bool] = NOTHING_ENDS,
+        *,
+        takes_unchecked: bool = False,
     ) -> dict[str, Look]:
         """The findings, by model, that the source would have now with this config; see
         :meth:`FileSystemStoragePathSource.look_ahead`. Empty where versions come by calls."""
         if not isinstance(self._source, FileSystemStoragePathSource):
             return {}
-        here = self._source.look_ahead(source_config(config, self._options), disk, outcomes)
+        wanted = source_config(config, self._options)
+        here = self._source.look_ahead(wanted, disk, outcomes, takes_unchecked=takes_unchecked)
         return here | self._remote.look_ahead(remote_config(config, self._options), outcomes)
 
     def estimate(self, item: ServableData[StoragePath], platform: str | None, read: ReadSettings) -> ResourceAllocation:

@@ -15,6 +15,7 @@ from tfs_lite.core.servable import DOES_NOT_ANSWER, ModelRef, ServableId, Versio
 from tfs_lite.core.state import ManagerState, ReplicaReport, TimedState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, not_found
 from tfs_lite.managers.harness import step_of
+from tfs_lite.managers.labels import instead_of
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.schedulers.ensemble.models import model_text
 from tfs_lite.serving.load_journal import LoadAttempt
@@ -50,8 +51,11 @@ class View:
         """Every version of the model, the highest first, or the one asked for. NOT_FOUND if there is none. A label
         stands for the version that answers by it."""
         version, report = self._core.labels.version(ref), self._core.states.report(ref.name)
-        if ref.label is not None and (version is None or version in self._core.features.rejected(ref.name)):
-            version = self._latest(ref.name, version)
+        rejected = self._core.features.rejected(ref.name)
+        if ref.label is not None and (version is None or version in rejected):
+            available = self._core.manager.available_versions(ref.name)
+            instead = None if version is None else instead_of(version, available, rejected)
+            version = self._latest(ref.name, version) if instead is None else instead
         if version is not None:
             found = [item for item in report.versions if item.version == version]
             if not found:

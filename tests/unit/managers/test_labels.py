@@ -7,7 +7,7 @@ import pytest
 from tests.support.errors import refusal
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.managers.labels import VersionLabels, check_labels
+from tfs_lite.managers.labels import VersionLabels, check_labels, instead_of
 
 NOT_AVAILABLE = "which is not currently available for inference"
 
@@ -124,6 +124,12 @@ def test_label_may_not_be_set_on_a_version_that_must_not_answer_and_stays_on_one
     assert "taken back after 11 s: it raised; to load it again: tfs-lite guard retry m@8" in text
     check(8)
     check(7, first_config=True)
+
+
+def test_label_on_a_version_that_must_not_answer_means_the_highest_one_below_it_that_may() -> None:
+    assert instead_of(8, {5, 6, 7, 9}, {7, 8}) == 6
+    assert instead_of(8, {8, 9}, {8}) is None
+    assert instead_of(0, {0, 1}, {0}) is None
 
 
 def test_label_that_waits_for_its_version_means_the_one_of_before_until_that_is_available() -> None:

@@ -172,8 +172,8 @@ def _answers(model: ModelSnapshot) -> list[AnswersNow]:
     """A lookup may find a version whose process is down: that one answers nothing."""
     newest = model.latest
     asked = [("unversioned", newest)] if newest is not None else []
-    for label, at in sorted(model.labels.items()):
-        means = newest if at in model.rejected else at
+    for label in sorted(model.labels):
+        means = model.meaning(label)
         asked += [(label, means)] if means is not None and means in model.answering else []
     return [AnswersNow(what, at) for what, at in asked if verdict_of_version(model, at) is Verdict.SERVING]
 
@@ -209,7 +209,8 @@ def _sentence(case: Case, verdict: Verdict, because: Sequence[Link]) -> str:
     serving = [each for each in answering if verdict_of_version(model, each) is Verdict.SERVING]
     if not serving:
         return f"{first}{reason}; version {max(answering)} is loaded, but does not answer"
-    return f"{first}{reason}; version {max(serving)} answers instead"
+    means = model.meaning(label) if label in model.labels else None
+    return f"{first}{reason}; version {means if means in serving else max(serving)} answers instead"
 
 
 def _next_of_load(load: LoadView) -> str:

@@ -19,6 +19,7 @@ from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.state import TimedState
 from tfs_lite.core.status import OK, ServingError, Status
 from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING
+from tfs_lite.managers.labels import instead_of
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.failed_requests.feature import Failures
@@ -258,6 +259,14 @@ class ModelSnapshot:
     def latest(self) -> int | None:
         """The version that answers requests which name none."""
         return max((version for version in self.answering if version not in self.rejected), default=None)
+
+    def meaning(self, label: str) -> int | None:
+        """The version that answers requests by the label, if one does."""
+        version = self.labels[label]
+        if version not in self.rejected:
+            return version
+        instead = instead_of(version, self.answering, self.rejected)
+        return self.latest if instead is None else instead
 
     @property
     def problem(self) -> Status:

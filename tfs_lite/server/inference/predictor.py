@@ -92,8 +92,7 @@ class Predictor:
 
     def admit(self, model: ModelRef, record: RequestRecord, deadline: float | None) -> None:
         """Checks a request before its body is read: raises the error that any request with this deadline would get now.
-        Whether there is such a model is left to ``infer``, and so is what a version on trial refuses, but for load: the
-        old version may answer it."""
+        Whether there is such a model is left to ``infer``, and so is what the old version of a trial may answer."""
         try:
             handle = self._lookup(model)
         except ServingError:
@@ -101,10 +100,16 @@ class Predictor:
         with handle:
             servable: Servable = handle.servable
             refusal = servable.refusal(deadline)
-            if refusal is None or (self._trials and ending_of(refusal) in SHIELDED):
+            if refusal is None:
                 return
+            error = ServingError(refusal.code, refusal.message, refusal.reason)
+            shield = self._shield(model, handle, record, PLAIN) if self._trials else None
+            if shield is not None and (old := self._old(shield, error)) is not None:
+                with old:
+                    if old.servable.refusal(deadline) is None:
+                        return
             record.version = handle.id.version
-        raise ServingError(refusal.code, refusal.message, refusal.reason)
+        raise error
 
     async def infer(
         self, model: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, options: CallOptions = PLAIN
@@ -203,7 +208,7 @@ class Predictor:
         return request
 
     def _old(self, shield: Shield, error: ServingError) -> ServableHandle | None:
-        """The old version, for the plan of a request that the plan for the new one has refused; None if it is not to be
+        """The old version, for a request that the new one, or the plan for it, has refused; None if it is not to be
         asked, or gone."""
         if not (shield.asks and ending_of(error.status) in SHIELDED):
             return None

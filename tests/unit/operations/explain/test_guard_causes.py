@@ -120,6 +120,16 @@ def test_a_label_on_a_rejected_version_means_the_one_that_answers() -> None:
     assert "tfs-lite reload" in found.because[0].fix
 
 
+def test_a_label_on_a_rejected_version_means_the_one_below_it_and_no_later_push() -> None:
+    versions = (answers(6), answers(7), on_disk(8), answers(9))
+    snapshot = model(GuardView("m", rejected=(TAKEN_BACK,)), *versions, labels={"stable": 8}, policy=AllPolicy())
+    found = ask(snapshot, label="stable")
+    assert found.sentence.endswith("version 7 answers instead")
+    assert "version 7 answers for it" in found.because[0].text
+    assert "point the label to version 7" in found.because[0].fix
+    assert ("stable", 7) in [(each.reference, each.version) for each in found.answers_now]
+
+
 def test_a_version_that_was_deleted_is_not_on_disk() -> None:
     gone = VersionSnapshot(8, on_disk=False)
     assert ask(model(GuardView("m", rejected=(TAKEN_BACK,)), gone, answers(7)), 8).verdict is Verdict.NOT_ON_DISK

@@ -52,8 +52,13 @@ class Scripted:
         self.answer = answer
         self.signatures = {DEFAULT_SIGNATURE: signature}
         self.traits = Traits("test", **traits)
+        self.status: Status | None = None
         self.calls: list[PredictCall] = []
         self.cancelled: list[PredictCall] = []
+
+    def refusal(self, deadline: float | None) -> Status | None:
+        """With ``status``: a version that refuses every call."""
+        return self.status
 
     def submit(self, call: PredictCall) -> None:
         self.calls.append(call)
@@ -232,6 +237,36 @@ async def test_a_good_answer_is_told_too_and_nobody_else_is_asked() -> None:
     assert old.calls == []
     assert house.ending == TrialEnding(Ending.WELL, run_seconds=0.25)
     assert house.record.shielded_from == ""
+
+
+DOWN = Status(StatusCode.UNAVAILABLE, "model m version 8 has lost its worker process")
+NUMBERED = ModelRef("m", NEW)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "may_shield", "ref", "refused"),
+    [
+        (DOWN, None, True, LATEST, False),
+        (DOWN, None, True, ModelRef("m", label="canary"), False),
+        (DOWN, DOWN, True, LATEST, True),
+        (DOWN, None, False, LATEST, True),
+        (DOWN, None, True, NUMBERED, True),
+        (queue_full("m"), None, True, LATEST, True),
+    ],
+)
+def test_a_request_is_not_refused_before_its_body_is_read_where_the_old_version_would_answer(
+    new: Status, old: Status | None, may_shield: bool, ref: ModelRef, refused: bool
+) -> None:
+    house = OnTrial(fails(), Scripted(plus(OLD)), may_shield)
+    house.new.status, house.old.status = new, old
+    with house.metrics.record("Predict", "m") as record:
+        if refused:
+            with pytest.raises(ServingError) as error:
+                house.predictor.admit(ref, record, None)
+            assert (error.value.status, record.version) == (new, NEW)
+        else:
+            house.predictor.admit(ref, record, None)
+    assert house.handles == 0
 
 
 async def test_a_version_that_is_on_no_trial_is_left_alone() -> None:

@@ -90,12 +90,14 @@ def held_back(case: Case) -> Link | None:
 
 
 def label_stays(case: Case) -> Link | None:
-    """A label on a version that must not answer means the one that answers."""
-    model, label, latest = case.model, case.label, case.model.latest
-    if label is None or case.version not in model.rejected or case.verdict is not Verdict.REJECTED or latest is None:
+    """A label on a version that must not answer means another one."""
+    model, label = case.model, case.label
+    if label is None or case.version not in model.rejected or case.verdict is not Verdict.REJECTED:
         return None
-    text = f'label "{label}" points to version {case.version}, which must not answer: version {latest} answers for it'
-    fix = f"point the label to version {latest} and reload: tfs-lite reload FILE; what follows is about version"
+    if (means := model.meaning(label)) is None:
+        return None
+    text = f'label "{label}" points to version {case.version}, which must not answer: version {means} answers for it'
+    fix = f"point the label to version {means} and reload: tfs-lite reload FILE; what follows is about version"
     return Link("LABEL_TO_MISSING", text, f"{fix} {case.version}")
 
 
