@@ -243,6 +243,23 @@ def test_label_on_a_version_that_was_taken_back_means_the_one_that_answers(tmp_p
         reload(found, 1, 2, stable=2)
 
 
+def test_rollback_does_not_wait_for_a_load_that_hangs(tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    for version in (1, 2):
+        put(tmp_path, version)
+    with guarded(tmp_path, bake_seconds=None) as found:
+        assert found.served.version() == 2
+        blocked.touch()
+        hangs = f"import os, time\nwhile os.path.exists({str(blocked)!r}): time.sleep(0.01)\n"
+        put(tmp_path, 3, hangs + GOOD.format(3))
+        wait_until(lambda: found.served.states().get(3) is VersionState.LOADING, "version 3 is loaded", TIMEOUT)
+        found.say(Verb.ROLLBACK)
+        found.wait_answer(1)
+        assert found.served.states()[3] is VersionState.LOADING
+        blocked.unlink()
+        found.wait_states(v1=AVAILABLE, v2=END, v3=END)
+
+
 def test_label_on_a_version_whose_rollback_is_undone_has_an_answer_while_that_is_loaded(tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     waits = (

@@ -79,7 +79,8 @@ class GuardEffects:
 
     Called without any lock, on the guard's thread or that of a command: ``reject(name, versions)``: all rejected
     versions of the model from now on, for the source's stand-ins. ``report(name, effect)``: something has happened, for
-    history and metrics. ``save()``: ``saved`` has changed.
+    history and metrics. ``save()``: ``saved`` has changed. ``hurry(waits)``: whether a way back waits for a load, after
+    each ``tick`` and ``command``; a load that hangs must not be in its way.
     """
 
     hold: Callable[[ServableId, bool], None]
@@ -90,6 +91,7 @@ class GuardEffects:
     reject: Callable[[str, frozenset[int]], None]
     report: Callable[[str, Effect], None]
     save: Callable[[], None]
+    hurry: Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,14 @@ class _Model:
         listed = self.listed
         return {version: item for version, item in self.known.items() if version not in listed}
 
+    @property
+    def waits_for_way_back(self) -> bool:
+        """Whether an older version must be loaded before it answers in place of a rejected one. Any thread."""
+        rejected = self.told.rejected.keys()
+        if self.told.going_back is not None or not rejected or self.available - rejected:
+            return self.told.going_back is not None
+        return any(item.id.version not in rejected | self.failed.keys() for item in self.passed)
+
 
 class GuardStage:
     """``restore`` -> ``observe`` -> lists, events, commands and ticks in any order, from any thread."""
@@ -203,6 +213,7 @@ class GuardStage:
             for model in [self._models[name] for name in sorted(names & self._models.keys())]:
                 self._move(model, memory_needed=model is giver)
         self._carry_out()
+        self._hurry()
         return bool(self._restless())
 
     def command(self, name: str, command: Command) -> None:
@@ -227,6 +238,7 @@ class GuardStage:
                 self._move(model)
         finally:
             self._carry_out()
+            self._hurry()
 
     # What it says. Any thread; never waits for a list.
 
@@ -487,6 +499,10 @@ class GuardStage:
     def _restless(self) -> list[str]:
         models = list(self._models.values())
         return [model.name for model in models if model.told.trials or model.told.going_back]
+
+    def _hurry(self) -> None:
+        with self._carrying:
+            self._effects.hurry(any(model.waits_for_way_back for model in list(self._models.values())))
 
     def _call(self, call: Callable[[], None]) -> None:
         self._calls.append(call)

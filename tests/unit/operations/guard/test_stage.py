@@ -519,6 +519,19 @@ def test_a_rollback_while_a_newer_version_is_loaded_goes_below_the_one_that_answ
     assert fixture.stage.rejected("m").keys() == {7, 8}
 
 
+def test_a_load_that_hangs_is_not_in_the_way_of_a_rollback() -> None:
+    fixture = served(6, 7, settings=TrialSettings())
+    fixture.push("m", 8)
+    fixture.poll()
+    fixture.server.tick()
+    fixture.server.loads.start()
+    fixture.command("m", Verb.ROLLBACK)
+    fixture.rest()
+    assert len(fixture.server.loads.running) == 1
+    assert fixture.server.ready("m") == [6]
+    assert fixture.server.loads.num_threads == 1
+
+
 def test_a_rollback_with_the_policy_specific() -> None:
     fixture = served(6, 7, 8, settings=TrialSettings())
     fixture.policies["m"] = SpecificPolicy((8,))
