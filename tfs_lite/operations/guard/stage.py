@@ -440,7 +440,7 @@ class GuardStage:
         told, state = model.told, model.state
         self._tell_rejected(model.name, told.rejected.keys(), state.rejected.keys())
         if state.trials != told.trials:
-            self._effects.set_trials(model.name, state.trials)
+            self._effects.set_trials(model.name, state.trials if model.items else ())
         if state.remembered != told.remembered:
             self._call(self._effects.save)
         model.told = state
@@ -498,7 +498,7 @@ class GuardStage:
 
     def _restless(self) -> list[str]:
         models = list(self._models.values())
-        return [model.name for model in models if model.told.trials or model.told.going_back]
+        return [model.name for model in models if model.items and (model.told.trials or model.told.going_back)]
 
     def _hurry(self) -> None:
         with self._carrying:

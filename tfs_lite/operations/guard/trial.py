@@ -168,7 +168,7 @@ class ModelState:
 
     @property
     def remembered(self) -> ModelState:
-        """What a restart goes on with. Trials begin anew, and take their settings from the first list."""
+        """What a restart goes on with, and a model that goes and comes back. Trials begin anew, and take their settings from the first list."""
         accepted = {version: self.accepted[version] for version in self.ungated if version in self.accepted}
         return ModelState(
             armed={trial.new: Running(trial.new, trial.old, trial.files) for trial in self.trials},
@@ -390,8 +390,9 @@ def _there(seen: Seen) -> Mapping[int, str]:
 
 
 def _emptied(state: ModelState) -> Result:
-    """The model is not configured, or was unloaded by a call. What is rejected stays so."""
-    kept = replace(state.remembered, armed=NOTHING)
+    """The model is not configured, or was unloaded by a call. What is rejected stays so, and trials begin anew when it
+    comes back, as after a restart."""
+    kept = state.remembered
     if kept == state:
         return state, ()
     ended = tuple(BakeEnded(trial, Outcome.GONE, "the model was unloaded") for trial in state.trials)

@@ -268,6 +268,33 @@ def test_a_model_that_leaves_the_config_goes_at_once_and_its_rejections_stay() -
     assert fixture.server.ready("m") == [7]
 
 
+@pytest.mark.parametrize("unloads", [True, False])
+def test_a_model_that_leaves_the_config_in_a_trial_and_comes_back_is_on_trial_again(unloads: bool) -> None:
+    fixture = on_trial()
+    policy = fixture.policies.pop("m")
+    fixture.poll()
+    if unloads:
+        fixture.rest()
+        assert fixture.server.ready("m") == []
+    assert not fixture.trials["m"]
+    assert not fixture.tick()
+    fixture.policies["m"] = policy
+    fixture.rest()
+    assert fixture.server.ready("m") == [7, 8]
+    assert [(trial.new, trial.old, trial.stage) for trial in fixture.trials["m"]] == [(8, 7, Stage.BAKING)]
+
+
+def test_a_model_that_comes_back_with_a_newer_version_has_no_trial_of_the_one_before() -> None:
+    fixture = on_trial()
+    policy = fixture.policies.pop("m")
+    fixture.rest()
+    fixture.push("m", 9)
+    fixture.policies["m"] = policy
+    fixture.rest()
+    assert fixture.server.ready("m") == [9]
+    assert not fixture.trials["m"]
+
+
 def test_a_rejection_is_lifted_when_nothing_else_can_answer() -> None:
     fixture = on_trial()
     fixture.judge("m", 8, BAD)
