@@ -364,6 +364,34 @@ def test_load_call_returns_when_the_new_version_answers_and_the_old_one_stays_fo
         assert found.served.version() == 2
 
 
+def test_model_that_is_unloaded_and_loaded_in_a_trial_is_on_trial_again(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    with guarded(tmp_path, **explicit(tmp_path)) as found:
+        put(tmp_path, 2)
+        load(found)
+        found.wait_trial(2, 1)
+        answer = httpx.post(f"{found.served.url}/v2/repository/models/m/unload", timeout=TIMEOUT)
+        assert answer.status_code == 200, answer.text
+        assert found.guard.view("m") is None
+        load(found)
+        found.wait_trial(2, 1)
+        assert found.served.states() == {1: AVAILABLE, 2: AVAILABLE}
+        found.say(Verb.UNDO)
+        found.wait_answer(1)
+
+
+def test_model_that_leaves_the_config_in_a_trial_and_comes_back_is_on_trial_again(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    with guarded(tmp_path) as found:
+        put(tmp_path, 2)
+        found.wait_trial(2, 1)
+        found.served.reload()
+        found.wait_states(v1=END, v2=END)
+        found.served.reload(entry("m"))
+        found.wait_trial(2, 1)
+        assert found.served.states() == {1: AVAILABLE, 2: AVAILABLE}
+
+
 def test_rollback_in_the_mode_explicit_outlasts_a_restart_and_a_load_call_undoes_it(tmp_path: Path) -> None:
     more = {"bake_seconds": None, "state_directory": str(tmp_path / "state")}
     models = tmp_path / "models"

@@ -96,9 +96,8 @@ class Guard(ServerFeature):
             save=self._save,
             hurry=self._hurry,
         )
-        self._stage = GuardStage(
-            effects, core.clock, self._settings_of, (lambda revision: revision) if options.is_explicit else files_of
-        )
+        told = (lambda revision: revision, _without_order) if options.is_explicit else (files_of, files_of)
+        self._stage = GuardStage(effects, core.clock, self._settings_of, *told)
         self._file: StateFile | None = None
         if options.state_directory:
             self._file = StateFile(options.state_directory, core.clock.time, counts_ends=not options.is_explicit)
@@ -339,4 +338,9 @@ class Guard(ServerFeature):
 
 def _at_start(revision: str) -> str:
     """The revision that the same files have where a server that is told what to load begins with them."""
-    return f"{revision.rpartition('-')[0]}-{START}"
+    return f"{_without_order(revision)}-{START}"
+
+
+def _without_order(revision: str) -> str:
+    """The part of the revision that tells the files, where a server is told what to load."""
+    return revision.rpartition("-")[0]

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
@@ -167,13 +167,15 @@ class GuardStage:
         clock: Clock,
         settings_of: Callable[[ServableData[StoragePath]], TrialSettings],
         files_of: Callable[[str], str] = files_of,
+        content_of: Callable[[str], str] = files_of,
     ) -> None:
         """``settings_of`` gives the settings that a load of the item would have, ``OFF`` under the policy resource; it
         may read the disk, and is called without the stage's lock, once for each revision of a version. ``files_of``
         gives the part of a revision that ends a rejection when it changes: in the mode explicit the whole of it,
-        because each call to load is an order."""
+        because each call to load is an order. ``content_of`` gives the part that is the same for the same files when
+        the model has been away; then its trial begins anew."""
         self._effects, self._clock = effects, clock
-        self._settings_of, self._files_of = settings_of, files_of
+        self._settings_of, self._files_of, self._content_of = settings_of, files_of, content_of
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
         self._events: deque[LifecycleEvent] = deque()
         self._lock = threading.Lock()  # guards the models and the next four; held while a list goes on
@@ -321,6 +323,8 @@ class GuardStage:
             return OFF
 
     def _take_list(self, model: _Model, items: Items, settings: Mapping[int, tuple[str, TrialSettings]]) -> None:
+        if not model.items:
+            model.state = replace(model.state, armed=self._armed_again(model, items))
         model.items = items
         kept = {version: found for version, found in model.settings.items() if version in model.listed}
         model.settings = {**kept, **settings}
@@ -329,6 +333,15 @@ class GuardStage:
             known = {version: item for version, item in known.items() if version in model.available}
         model.known = {**known, **model.listed}
         model.failed = {v: status for v, status in model.failed.items() if self._still_failed(model, v)}
+
+    def _armed_again(self, model: _Model, items: Items) -> Mapping[int, Running]:
+        """The trials of before the model went, of versions that have come back with the same files."""
+        armed = dict(model.state.armed)
+        for item in items:
+            trial = armed.get(item.id.version)
+            if trial is not None and self._content_of(trial.files) == self._content_of(item.revision):
+                armed[trial.new] = replace(trial, files=self._files_of(item.revision))
+        return armed
 
     def _still_failed(self, model: _Model, version: int) -> bool:
         """Whether the manager does not begin it anew for this list. What it begins for another reason, it says."""

@@ -168,7 +168,8 @@ class ModelState:
 
     @property
     def remembered(self) -> ModelState:
-        """What a restart goes on with, and a model that goes and comes back. Trials begin anew, and take their settings from the first list."""
+        """What a restart goes on with, and a model that goes and comes back. Trials begin anew, and take their settings
+        from the first list."""
         accepted = {version: self.accepted[version] for version in self.ungated if version in self.accepted}
         return ModelState(
             armed={trial.new: Running(trial.new, trial.old, trial.files) for trial in self.trials},
