@@ -546,8 +546,17 @@ def _gone(now: float, settings: Settings, state: ModelState, seen: Seen) -> Resu
         return replace(state, running=None), (BakeEnded(running, Outcome.GONE, why + _so_far(seen)),)
     if running.old not in seen.available or running.old not in there:
         why = f"version {running.old} is gone, there is nothing to go back to"
-        return _pass(state, running, Outcome.OLD_GONE, why + _so_far(seen))
+        return _pass(state, running, Outcome.OLD_GONE, _forced_words(seen.judgement) + why + _so_far(seen))
     return None
+
+
+def _forced_words(judgement: Judgement) -> str:
+    """Said first where a version stays that would not have passed."""
+    if judgement.leaning or judgement.rule:
+        return "forced, although the votes are against it: "
+    if judgement.failed and not judgement.answered:
+        return "forced, although it has answered nothing well: "
+    return ""
 
 
 def _judged(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:

@@ -249,6 +249,31 @@ def test_a_trial_ends_when_one_of_its_versions_is_deleted(gone: int) -> None:
     assert not fixture.stage.rejected("m")
 
 
+@pytest.mark.parametrize(
+    ("judgement", "words"),
+    [
+        (LEANING, "forced, although the votes are against it: version 7 is gone"),
+        (
+            Judgement(failed=9, text="9 of 9 requests failed"),
+            "forced, although it has answered nothing well: version 7",
+        ),
+        (Judgement(failed=9, answered=1), "version 7 is gone"),
+        (Judgement(), "version 7 is gone"),
+    ],
+)
+def test_a_trial_that_ends_because_the_old_version_is_deleted_says_that_the_new_one_is_doubted(
+    judgement: Judgement, words: str
+) -> None:
+    fixture = on_trial()
+    fixture.judge("m", 8, judgement)
+    fixture.delete("m", 7)
+    fixture.rest()
+    assert fixture.server.ready("m") == [8]
+    (ended,) = fixture.seen(BakeEnded)
+    assert isinstance(ended, BakeEnded)
+    assert ended.text.startswith(words)
+
+
 def test_a_disk_that_cannot_be_read_ends_no_trial() -> None:
     fixture = on_trial()
     fixture.unreadable.add("m")
