@@ -250,6 +250,23 @@ def test_label_on_a_version_that_was_taken_back_means_the_one_below_it(tmp_path:
         reload(found, 1, 2, stable=2)
 
 
+def test_rollback_does_not_wait_for_a_load_that_hangs(tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    for version in (1, 2):
+        put(tmp_path, version)
+    with guarded(tmp_path, bake_seconds=None) as found:
+        assert found.served.version() == 2
+        blocked.touch()
+        hangs = f"import os, time\nwhile os.path.exists({str(blocked)!r}): time.sleep(0.01)\n"
+        put(tmp_path, 3, hangs + GOOD.format(3))
+        wait_until(lambda: found.served.states().get(3) is VersionState.LOADING, "version 3 is loaded", TIMEOUT)
+        found.say(Verb.ROLLBACK)
+        found.wait_answer(1)
+        assert found.served.states()[3] is VersionState.LOADING
+        blocked.unlink()
+        found.wait_states(v1=AVAILABLE, v2=END, v3=END)
+
+
 def test_label_on_a_version_whose_rollback_is_undone_has_an_answer_while_that_is_loaded(tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     waits = (
@@ -352,6 +369,34 @@ def test_load_call_returns_when_the_new_version_answers_and_the_old_one_stays_fo
         found.wait_states(v1=AVAILABLE, v2=END)
         load(found)
         assert found.served.version() == 2
+
+
+def test_model_that_is_unloaded_and_loaded_in_a_trial_is_on_trial_again(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    with guarded(tmp_path, **explicit(tmp_path)) as found:
+        put(tmp_path, 2)
+        load(found)
+        found.wait_trial(2, 1)
+        answer = httpx.post(f"{found.served.url}/v2/repository/models/m/unload", timeout=TIMEOUT)
+        assert answer.status_code == 200, answer.text
+        assert found.guard.view("m") is None
+        load(found)
+        found.wait_trial(2, 1)
+        assert found.served.states() == {1: AVAILABLE, 2: AVAILABLE}
+        found.say(Verb.UNDO)
+        found.wait_answer(1)
+
+
+def test_model_that_leaves_the_config_in_a_trial_and_comes_back_is_on_trial_again(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    with guarded(tmp_path) as found:
+        put(tmp_path, 2)
+        found.wait_trial(2, 1)
+        found.served.reload()
+        found.wait_states(v1=END, v2=END)
+        found.served.reload(entry("m"))
+        found.wait_trial(2, 1)
+        assert found.served.states() == {1: AVAILABLE, 2: AVAILABLE}
 
 
 def test_rollback_in_the_mode_explicit_outlasts_a_restart_and_a_load_call_undoes_it(tmp_path: Path) -> None:

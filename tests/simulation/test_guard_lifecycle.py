@@ -58,6 +58,7 @@ class GuardedSimulation(Simulation):
             reject=ignore,
             report=ignore,
             save=ignore,
+            hurry=ignore,
         )
         self.stage = GuardStage(effects, self.clock, lambda item: TrialSettings(60))
         bus.subscribe(lambda timed: self.stage.on_event(StateChanged(TimedState(timed.event, timed.time))))

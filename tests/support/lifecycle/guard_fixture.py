@@ -86,6 +86,7 @@ class GuardFixture:
             reject=self.rejected.__setitem__,
             report=lambda name, effect: self.effects.append((name, effect)),
             save=self._save,
+            hurry=lambda waits: self.server.manager.set_num_load_threads(1 + waits),
         )
         self.stage = GuardStage(effects, self.clock, lambda item: self.settings)
         self.server.bus.subscribe(self._on_event)

@@ -82,6 +82,8 @@ class Guard(ServerFeature):
         self._life = threading.Lock()  # guards the next three
         self._started = self._stopped = False
         self._timer: Timer | None = None
+        self._loads_on = False  # whether the loads of the start are over
+        self._hurries = False  # whether one more thread loads
         self._unsaved = False  # the last write has failed; only the guard's thread writes
         effects = GuardEffects(
             hold=self._hold,
@@ -92,10 +94,10 @@ class Guard(ServerFeature):
             reject=lambda name, versions: core.sources.reject(name, versions),
             report=self.reports.on_effect,
             save=self._save,
+            hurry=self._hurry,
         )
-        self._stage = GuardStage(
-            effects, core.clock, self._settings_of, (lambda revision: revision) if options.is_explicit else files_of
-        )
+        told = (lambda revision: revision, _without_order) if options.is_explicit else (files_of, files_of)
+        self._stage = GuardStage(effects, core.clock, self._settings_of, *told)
         self._file: StateFile | None = None
         if options.state_directory:
             self._file = StateFile(options.state_directory, core.clock.time, counts_ends=not options.is_explicit)
@@ -168,6 +170,9 @@ class Guard(ServerFeature):
         if self._file is not None:
             self._file.write(saved)
 
+    def first_load_ended(self) -> None:
+        self._loads_on = True
+
     def stopping(self) -> None:
         """Trials go on with the next server."""
         with self._life:
@@ -218,6 +223,13 @@ class Guard(ServerFeature):
         self._core.manager.hold(id, held)
         if not held:
             self._core.labels.wait(id, self._core.states.is_available)
+
+    def _hurry(self, waits: bool) -> None:
+        """One more thread loads while a way back waits for a load. At the start there are more of them anyway."""
+        threads = self._core.options.num_load_threads
+        if threads and self._loads_on and waits != self._hurries:
+            self._hurries = waits
+            self._core.manager.set_num_load_threads(threads + waits)
 
     def _set_trials(self, name: str, trials: Sequence[Running]) -> None:
         found = dict[int, Trial]()
@@ -322,4 +334,9 @@ class Guard(ServerFeature):
 
 def _at_start(revision: str) -> str:
     """The revision that the same files have where a server that is told what to load begins with them."""
-    return f"{revision.rpartition('-')[0]}-{START}"
+    return f"{_without_order(revision)}-{START}"
+
+
+def _without_order(revision: str) -> str:
+    """The part of the revision that tells the files, where a server is told what to load."""
+    return revision.rpartition("-")[0]

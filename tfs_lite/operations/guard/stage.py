@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
@@ -79,7 +79,8 @@ class GuardEffects:
 
     Called without any lock, on the guard's thread or that of a command: ``reject(name, versions)``: all rejected
     versions of the model from now on, for the source's stand-ins. ``report(name, effect)``: something has happened, for
-    history and metrics. ``save()``: ``saved`` has changed.
+    history and metrics. ``save()``: ``saved`` has changed. ``hurry(waits)``: whether a way back waits for a load, after
+    each ``tick`` and ``command``; a load that hangs must not be in its way.
     """
 
     hold: Callable[[ServableId, bool], None]
@@ -90,6 +91,7 @@ class GuardEffects:
     reject: Callable[[str, frozenset[int]], None]
     report: Callable[[str, Effect], None]
     save: Callable[[], None]
+    hurry: Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,14 @@ class _Model:
         listed = self.listed
         return {version: item for version, item in self.known.items() if version not in listed}
 
+    @property
+    def waits_for_way_back(self) -> bool:
+        """Whether an older version must be loaded before it answers in place of a rejected one. Any thread."""
+        rejected = self.told.rejected.keys()
+        if self.told.going_back is not None or not rejected or self.available - rejected:
+            return self.told.going_back is not None
+        return any(item.id.version not in rejected | self.failed.keys() for item in self.passed)
+
 
 class GuardStage:
     """``restore`` -> ``observe`` -> lists, events, commands and ticks in any order, from any thread."""
@@ -157,13 +167,15 @@ class GuardStage:
         clock: Clock,
         settings_of: Callable[[ServableData[StoragePath]], TrialSettings],
         files_of: Callable[[str], str] = files_of,
+        content_of: Callable[[str], str] = files_of,
     ) -> None:
         """``settings_of`` gives the settings that a load of the item would have, ``OFF`` under the policy resource; it
         may read the disk, and is called without the stage's lock, once for each revision of a version. ``files_of``
         gives the part of a revision that ends a rejection when it changes: in the mode explicit the whole of it,
-        because each call to load is an order."""
+        because each call to load is an order. ``content_of`` gives the part that is the same for the same files when
+        the model has been away; then its trial begins anew."""
         self._effects, self._clock = effects, clock
-        self._settings_of, self._files_of = settings_of, files_of
+        self._settings_of, self._files_of, self._content_of = settings_of, files_of, content_of
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
         self._events: deque[LifecycleEvent] = deque()
         self._lock = threading.Lock()  # guards the models and the next four; held while a list goes on
@@ -203,6 +215,7 @@ class GuardStage:
             for model in [self._models[name] for name in sorted(names & self._models.keys())]:
                 self._move(model, memory_needed=model is giver)
         self._carry_out()
+        self._hurry()
         return bool(self._restless())
 
     def command(self, name: str, command: Command) -> None:
@@ -227,6 +240,7 @@ class GuardStage:
                 self._move(model)
         finally:
             self._carry_out()
+            self._hurry()
 
     # What it says. Any thread; never waits for a list.
 
@@ -309,6 +323,8 @@ class GuardStage:
             return OFF
 
     def _take_list(self, model: _Model, items: Items, settings: Mapping[int, tuple[str, TrialSettings]]) -> None:
+        if not model.items:
+            model.state = replace(model.state, armed=self._armed_again(model, items))
         model.items = items
         kept = {version: found for version, found in model.settings.items() if version in model.listed}
         model.settings = {**kept, **settings}
@@ -317,6 +333,15 @@ class GuardStage:
             known = {version: item for version, item in known.items() if version in model.available}
         model.known = {**known, **model.listed}
         model.failed = {v: status for v, status in model.failed.items() if self._still_failed(model, v)}
+
+    def _armed_again(self, model: _Model, items: Items) -> Mapping[int, Running]:
+        """The trials of before the model went, of versions that have come back with the same files."""
+        armed = dict(model.state.armed)
+        for item in items:
+            trial = armed.get(item.id.version)
+            if trial is not None and self._content_of(trial.files) == self._content_of(item.revision):
+                armed[trial.new] = replace(trial, files=self._files_of(item.revision))
+        return armed
 
     def _still_failed(self, model: _Model, version: int) -> bool:
         """Whether the manager does not begin it anew for this list. What it begins for another reason, it says."""
@@ -428,7 +453,7 @@ class GuardStage:
         told, state = model.told, model.state
         self._tell_rejected(model.name, told.rejected.keys(), state.rejected.keys())
         if state.trials != told.trials:
-            self._effects.set_trials(model.name, state.trials)
+            self._effects.set_trials(model.name, state.trials if model.items else ())
         if state.remembered != told.remembered:
             self._call(self._effects.save)
         model.told = state
@@ -486,7 +511,11 @@ class GuardStage:
 
     def _restless(self) -> list[str]:
         models = list(self._models.values())
-        return [model.name for model in models if model.told.trials or model.told.going_back]
+        return [model.name for model in models if model.items and (model.told.trials or model.told.going_back)]
+
+    def _hurry(self) -> None:
+        with self._carrying:
+            self._effects.hurry(any(model.waits_for_way_back for model in list(self._models.values())))
 
     def _call(self, call: Callable[[], None]) -> None:
         self._calls.append(call)

@@ -168,7 +168,8 @@ class ModelState:
 
     @property
     def remembered(self) -> ModelState:
-        """What a restart goes on with. Trials begin anew, and take their settings from the first list."""
+        """What a restart goes on with, and a model that goes and comes back. Trials begin anew, and take their settings
+        from the first list."""
         accepted = {version: self.accepted[version] for version in self.ungated if version in self.accepted}
         return ModelState(
             armed={trial.new: Running(trial.new, trial.old, trial.files) for trial in self.trials},
@@ -390,8 +391,9 @@ def _there(seen: Seen) -> Mapping[int, str]:
 
 
 def _emptied(state: ModelState) -> Result:
-    """The model is not configured, or was unloaded by a call. What is rejected stays so."""
-    kept = replace(state.remembered, armed=NOTHING)
+    """The model is not configured, or was unloaded by a call. What is rejected stays so, and trials begin anew when it
+    comes back, as after a restart."""
+    kept = state.remembered
     if kept == state:
         return state, ()
     ended = tuple(BakeEnded(trial, Outcome.GONE, "the model was unloaded") for trial in state.trials)
@@ -544,8 +546,17 @@ def _gone(now: float, settings: Settings, state: ModelState, seen: Seen) -> Resu
         return replace(state, running=None), (BakeEnded(running, Outcome.GONE, why + _so_far(seen)),)
     if running.old not in seen.available or running.old not in there:
         why = f"version {running.old} is gone, there is nothing to go back to"
-        return _pass(state, running, Outcome.OLD_GONE, why + _so_far(seen))
+        return _pass(state, running, Outcome.OLD_GONE, _forced_words(seen.judgement) + why + _so_far(seen))
     return None
+
+
+def _forced_words(judgement: Judgement) -> str:
+    """Said first where a version stays that would not have passed."""
+    if judgement.leaning or judgement.rule:
+        return "forced, although the votes are against it: "
+    if judgement.failed and not judgement.answered:
+        return "forced, although it has answered nothing well: "
+    return ""
 
 
 def _judged(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:

@@ -249,6 +249,31 @@ def test_a_trial_ends_when_one_of_its_versions_is_deleted(gone: int) -> None:
     assert not fixture.stage.rejected("m")
 
 
+@pytest.mark.parametrize(
+    ("judgement", "words"),
+    [
+        (LEANING, "forced, although the votes are against it: version 7 is gone"),
+        (
+            Judgement(failed=9, text="9 of 9 requests failed"),
+            "forced, although it has answered nothing well: version 7",
+        ),
+        (Judgement(failed=9, answered=1), "version 7 is gone"),
+        (Judgement(), "version 7 is gone"),
+    ],
+)
+def test_a_trial_that_ends_because_the_old_version_is_deleted_says_that_the_new_one_is_doubted(
+    judgement: Judgement, words: str
+) -> None:
+    fixture = on_trial()
+    fixture.judge("m", 8, judgement)
+    fixture.delete("m", 7)
+    fixture.rest()
+    assert fixture.server.ready("m") == [8]
+    (ended,) = fixture.seen(BakeEnded)
+    assert isinstance(ended, BakeEnded)
+    assert ended.text.startswith(words)
+
+
 def test_a_disk_that_cannot_be_read_ends_no_trial() -> None:
     fixture = on_trial()
     fixture.unreadable.add("m")
@@ -266,6 +291,33 @@ def test_a_model_that_leaves_the_config_goes_at_once_and_its_rejections_stay() -
     fixture.policies["m"] = policy
     fixture.rest()
     assert fixture.server.ready("m") == [7]
+
+
+@pytest.mark.parametrize("unloads", [True, False])
+def test_a_model_that_leaves_the_config_in_a_trial_and_comes_back_is_on_trial_again(unloads: bool) -> None:
+    fixture = on_trial()
+    policy = fixture.policies.pop("m")
+    fixture.poll()
+    if unloads:
+        fixture.rest()
+        assert fixture.server.ready("m") == []
+    assert not fixture.trials["m"]
+    assert not fixture.tick()
+    fixture.policies["m"] = policy
+    fixture.rest()
+    assert fixture.server.ready("m") == [7, 8]
+    assert [(trial.new, trial.old, trial.stage) for trial in fixture.trials["m"]] == [(8, 7, Stage.BAKING)]
+
+
+def test_a_model_that_comes_back_with_a_newer_version_has_no_trial_of_the_one_before() -> None:
+    fixture = on_trial()
+    policy = fixture.policies.pop("m")
+    fixture.rest()
+    fixture.push("m", 9)
+    fixture.policies["m"] = policy
+    fixture.rest()
+    assert fixture.server.ready("m") == [9]
+    assert not fixture.trials["m"]
 
 
 def test_a_rejection_is_lifted_when_nothing_else_can_answer() -> None:
@@ -517,6 +569,19 @@ def test_a_rollback_while_a_newer_version_is_loaded_goes_below_the_one_that_answ
     fixture.rest()
     assert fixture.server.ready("m") == [6]
     assert fixture.stage.rejected("m").keys() == {7, 8}
+
+
+def test_a_load_that_hangs_is_not_in_the_way_of_a_rollback() -> None:
+    fixture = served(6, 7, settings=TrialSettings())
+    fixture.push("m", 8)
+    fixture.poll()
+    fixture.server.tick()
+    fixture.server.loads.start()
+    fixture.command("m", Verb.ROLLBACK)
+    fixture.rest()
+    assert len(fixture.server.loads.running) == 1
+    assert fixture.server.ready("m") == [6]
+    assert fixture.server.loads.num_threads == 1
 
 
 def test_a_rollback_with_the_policy_specific() -> None:

@@ -139,11 +139,11 @@ def test_the_verdict_comes_before_memory_and_the_end_of_the_bake() -> None:
     assert (taken.rejection.why, taken.to) == ("taken back after 1000 s: it fails", 7)
 
 
-def test_an_empty_list_ends_everything_but_rejections() -> None:
+def test_an_empty_list_ends_everything_but_rejections_and_what_is_on_trial_when_the_model_comes_back() -> None:
     rejected = {9: Rejection(9, "a", "bad", 0.0)}
     back = GoingBack(6, frozenset({7, 8}), "rolled back", True)
     after, effects = step(0.0, {}, state(running=trial(), rejected=rejected, going_back=back), seen())
-    assert after == ModelState(rejected=rejected)
+    assert after == ModelState(armed={8: Running(8, 7, "a")}, rejected=rejected)
     assert len(effects) == 2
     assert step(0.0, {}, after, seen()) == (after, ())
 
