@@ -676,7 +676,10 @@ def _next_below(top: int, state: ModelState, seen: Seen) -> int:
 def _go_back(state: ModelState, seen: Seen, to: int, who: str) -> Result:
     there = _there(seen)
     if to not in there:
-        raise not_found(f"version {to} is not on disk; there are {', '.join(map(str, sorted(there))) or 'none'}")
+        raise not_found(
+            f"version {to} is not on disk, or not complete; complete are "
+            f"{', '.join(map(str, sorted(there))) or 'none'}"
+        )
     above = frozenset(version for version in there.keys() | seen.available if version > to)
     if not above:
         raise failed_precondition(f"version {to} is the highest one already")
