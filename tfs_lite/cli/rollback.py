@@ -53,7 +53,7 @@ def _go_back(args: Namespace, model: str, to: int | None) -> int:
     rollout = answer["rollout"]
     back = [each["version"] for each in rollout["rejected"] if each["version"] > to]
     text = f"model {model}: version {to} answers now, after {time.monotonic() - begun:.2f} s"
-    if (answered := _unversioned(before) - {to}):
+    if answered := _unversioned(before) - {to}:
         text += f"; before, version {max(answered)} did"
     if back:
         text += f"; {numbers(back)} must not, until the next push or tfs-lite rollback {model} --undo"
