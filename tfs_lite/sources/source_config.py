@@ -93,6 +93,6 @@ class SourceReport:
         """What a stand-in is there for: ``version 3, whose load failed``, ``versions 2 and 3, which must not answer``."""
         failed = sorted(each for each in self.failed | self.rejected if each > version)
         why = {"which must not answer" if each in self.rejected else "whose load failed" for each in failed}
-        numbers = " and ".join(filter(None, (", ".join(map(str, failed[:-1])), *map(str, failed[-1:]))))
+        numbers = " and ".join(", ".join(map(str, failed)).rsplit(", ", 1))
         what = f"{'versions' if failed[1:] else 'version'} {numbers}"
         return f"{what}, {' or '.join(sorted(why))}"
