@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.servers.access_fixture import SECRET, access_line, managed
 from tests.support.servers.in_process import TIMEOUT, ServerFixture, serving
 from tests.support.servers.models import write_python_version
 from tests.support.servers.process import wait_until
@@ -116,6 +117,54 @@ def test_a_rollback_is_one_command_that_says_which_version_answers(night: NightF
     assert night.metric("version_rejected") == 0
 
 
+@pytest.mark.parametrize("grpc", [False, True])
+def test_who_may_only_manage_hears_that_it_is_done_and_does_not_do_it_twice(
+    tmp_path: Path, capsys: Captured, grpc: bool
+) -> None:
+    night, token = NightFixture(tmp_path, capsys), tmp_path / "token"
+    for version in (5, 6, 7):
+        night.put(version)
+    token.write_text(SECRET)
+    options = {"model_name": "m", "model_base_path": str(tmp_path / "m"), "bake_seconds": 60}
+    access = {"read_access": "token", "management_access": "token"}
+    options |= {"trusted_model_base_paths": (str(tmp_path / "**"),), **access}
+    with managed(tmp_path, [access_line("ops", "manage", SECRET)], **options) as server:
+        night.served = server.served
+        by = f"--token_file={token}"
+        code, said = night.run("rollback", "m", by, grpc=grpc)
+        assert (code, said) == (0, "model m: version 6 is to answer; this token may not read how it stands\n")
+        night.wait_answer(6)
+        code, said = night.run("rollback", "m", "--undo", by, grpc=grpc)
+        assert (code, said) == (0, "model m: the rollback is undone; this token may not read how it stands\n")
+        night.wait_answer(7)
+        code, said = night.run("guard", "undo", "m", by, grpc=grpc)
+        assert code == 0
+        assert said.startswith("model m: undo is done; version ")
+        assert said.endswith("; this token may not read how it stands\n")
+        night.wait_answer(6)
+        code, said = night.run("guard", "accept", "m@7", "--wait=5", by, grpc=grpc)
+        assert code == 1
+        assert "model m: accept is done; version " in said
+        assert "it cannot be waited for: " in said
+        night.wait_answer(7)
+        code, said = night.run("guard", "m", by, grpc=grpc)
+        assert code == 1, "there is nothing but to read"
+
+
+def test_a_rollback_that_could_not_be_written_down_says_that_a_restart_forgets_it(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    night, state = NightFixture(tmp_path, capsys), tmp_path / "state"
+    for version in (6, 7):
+        night.put(version)
+    options = {"trusted_model_base_paths": (str(tmp_path / "**"),), "state_directory": str(state)}
+    with serving(tmp_path, model_name="m", model_base_path=str(tmp_path / "m"), **options) as night.served:
+        shutil.rmtree(state)
+        code, said = night.run("rollback", "m")
+        assert code == 0
+        assert "A restart of the server forgets this" in said
+
+
 def test_the_next_push_undoes_a_rollback(night: NightFixture) -> None:
     assert night.run("rollback", "m", "--to", "6", grpc=True)[0] == 0
     assert night.rollout()["rejected"][0]["rolled_back"] is True
@@ -127,7 +176,7 @@ def test_the_next_push_undoes_a_rollback(night: NightFixture) -> None:
 def test_what_cannot_be_gone_back_to_is_said_with_what_there_is(night: NightFixture) -> None:
     code, said = night.run("rollback", "m", "--to", "3")
     assert code == 1
-    assert "version 3 is not on disk; there are 6, 7; version 7 answers now" in said
+    assert "version 3 is not on disk, or not complete; complete are 6, 7; version 7 answers now" in said
     assert "7 (SERVING), 6 (NOT_WANTED)" in said
     assert "tfs-lite publish SRC --base BASE" in said
     code, said = night.run("rollback", "m", "--to", "7")

@@ -29,6 +29,7 @@ ANSWER_TIMEOUT = 30.0
 """Seconds for an answer: a command looks at the disk."""
 LOOK_SECONDS = 0.1
 """Seconds between two looks."""
+UNREAD = "this token may not read how it stands"
 VERBS = ("accept", "retry", "undo")
 _STAYS = ("PASSED", "ACCEPTED", "SUPERSEDED", "MEMORY", "OLD_GONE")
 """The outcomes of trials after which the version stays."""
@@ -47,9 +48,14 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     verb, question = _read(args.words)
     rollout = command(args, question.model, verb, question.version) if verb else None
-    if args.wait is not None:
-        return _wait(args, question)
-    answer = explained(args, question.model, question.version)
+    try:
+        if args.wait is not None:
+            return _wait(args, question)
+        answer = explained(args, question.model, question.version)
+    except CliError as error:
+        if rollout is None or not may_not_read(error):
+            raise
+        return _end_unread(args, f"model {question.model}: {verb} is done; {_answers(rollout)}", rollout, error)
     if answer["rollout"] is None:
         raise CliError(str(answer["sentence"]), "NOT_FOUND")
     if args.json:
@@ -167,6 +173,17 @@ def judged(answer: Tree, version: int) -> tuple[int | None, str]:
     return (FAILED, over) if outcome == "GONE" else (None, "")
 
 
+def _end_unread(args: Namespace, done: str, rollout: Tree, error: CliError) -> int:
+    """The end of a verb that was carried out for a caller who may not read. Raises CliError where it was to wait."""
+    if args.wait is not None:
+        raise CliError(f"{done}; it cannot be waited for: {error}", error.code) from None
+    if args.json:
+        print_json(rollout)
+    else:
+        print(f"{done}; {UNREAD}", flush=True)
+    return DONE
+
+
 def _end(args: Namespace, model: str, code: int, text: str, answer: Tree) -> int:
     if args.json:
         print_json({"accepted": code == DONE, "message": text, "rollout": answer["rollout"]})
@@ -189,6 +206,11 @@ def explained(args: Namespace, model: str, version: int | None = None) -> Tree:
     """The explanation of the model or its version. Raises CliError."""
     path = Question(model, version).path
     return _ask(args, lambda server: server.json(path), lambda client: client.explain(model, version=version))
+
+
+def may_not_read(error: CliError) -> bool:
+    """Whether the caller's token, or lack of one, is for commands only."""
+    return error.code in ("PERMISSION_DENIED", "UNAUTHENTICATED")
 
 
 def _ask(args: Namespace, over_http: Callable[[AskedServer], Tree], over_grpc: Callable[[Client], Tree]) -> Tree:

@@ -6,17 +6,20 @@ Every newer version on disk is kept from answering, until the next push (any hig
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
 
 from tfs_lite.cli.arguments import Parser, add_server, positive_seconds, version_number
 from tfs_lite.cli.explain import read_question
-from tfs_lite.cli.guard import Tree, command, explained, looks
+from tfs_lite.cli.guard import UNREAD, Tree, command, explained, looks, may_not_read
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 
 SETTLED_SECONDS = 2.0
 """The seconds for which a version must have failed before the command gives up: it may be loaded again."""
+LINE_SECONDS = 2.0
+"""Seconds before the first line about what is waited for, and between two of them, at least."""
 _IN_VAIN = ("FAILED", "REFUSED", "REJECTED", "HELD_BACK", "NOT_ON_DISK", "NOT_CONFIGURED", "NOT_WANTED", "ENDED")
 
 
@@ -38,35 +41,58 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _go_back(args: Namespace, model: str, to: int | None) -> int:
-    begun, before = time.monotonic(), _answers(explained(args, model))
+    begun, before = time.monotonic(), _read(args, model)
     rollout = _command(args, model, "rollback", to)
     if to is None:
         to = rollout["going_back"] if rollout["going_back"] is not None else rollout["answers"]
+    if before is None:
+        return _say(args, f"model {model}: version {to} is to answer; {UNREAD}", rollout)
     if to is None:
         raise CliError(f"model {model}: no version answers; {_why(args, model)}")
     answer = _wait(args, model, to, begun)
     rollout = answer["rollout"]
     back = [each["version"] for each in rollout["rejected"] if each["version"] > to]
     text = f"model {model}: version {to} answers now, after {time.monotonic() - begun:.2f} s"
-    if before is not None:
-        text += ", as before" if before == to else f", in place of version {before}"
+    if answered := _unversioned(before):
+        text += ", as before" if answered == {to} else f", in place of version {max(answered)}"
     if back:
         text += f"; {numbers(back)} must not, until the next push or tfs-lite rollback {model} --undo"
     if not rollout["remembered"]:
-        text += ". A restart of the server forgets this, because it has no --state_directory"
-    return _say(args, text, answer)
+        text += (
+            ". A restart of the server forgets this, because it has no --state_directory or could not write there: its "
+            "log says which"
+        )
+    return _say(args, text, rollout)
 
 
 def _undo(args: Namespace, model: str) -> int:
-    begun, before = time.monotonic(), explained(args, model)
+    begun, before = time.monotonic(), _read(args, model)
+    rollout = _command(args, model, "undo_rollback", None)
+    if before is None:
+        return _say(args, f"model {model}: the rollback is undone; {UNREAD}", rollout)
     lifted = [each["version"] for each in (before["rollout"] or {}).get("rejected", ()) if each["rolled_back"]]
-    _command(args, model, "undo_rollback", None)
     newest = max(lifted, default=None)
     if newest is None:
-        return _say(args, f"model {model}: the way back was given up; {_why(args, model)}", explained(args, model))
+        return _say(args, f"model {model}: the way back was given up; {_why(args, model)}", rollout)
     answer = _wait(args, model, newest, begun)
     after = f"after {time.monotonic() - begun:.2f} s"
-    return _say(args, f"model {model}: the rollback is undone; version {newest} answers now, {after}", answer)
+    text = f"model {model}: the rollback is undone; version {newest} answers now, {after}"
+    return _say(args, text, answer["rollout"])
+
+
+def _read(args: Namespace, model: str) -> Tree | None:
+    """How the model stands; None where the caller may only give orders."""
+    try:
+        return explained(args, model)
+    except CliError as error:
+        if may_not_read(error):
+            return None
+        raise
+
+
+def _unversioned(answer: Tree) -> set[int]:
+    """The version that answers requests which name none, if one does."""
+    return {each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"}
 
 
 def _command(args: Namespace, model: str, action: str, version: int | None) -> Tree:
@@ -77,7 +103,13 @@ def _command(args: Namespace, model: str, action: str, version: int | None) -> T
         if error.code not in ("FAILED_PRECONDITION", "NOT_FOUND", "INVALID_ARGUMENT"):
             raise
         is_missing = error.code == "NOT_FOUND" or "to go back to" in str(error)
-        raise CliError(f"{error}; {_why(args, model, is_missing)}", error.code) from None
+        try:
+            why = _why(args, model, is_missing)
+        except CliError as unread:
+            if may_not_read(unread):
+                raise error from None
+            raise
+        raise CliError(f"{error}; {why}", error.code) from None
 
 
 def _why(args: Namespace, model: str, is_missing: bool = False) -> str:
@@ -85,29 +117,26 @@ def _why(args: Namespace, model: str, is_missing: bool = False) -> str:
     answer = explained(args, model)
     if answer["verdict"] == "NOT_CONFIGURED":
         return str(answer["sentence"])
-    answers = _answers(answer)
-    now = "no version answers now" if answers is None else f"version {answers} answers now"
-    text = f"{now}; there are versions {versions_text(answer)}"
+    text = f"{_now(answer)} answers now; known are {versions_text(answer)}"
     if is_missing:
         text += ". One that is not there: publish its files again: tfs-lite publish SRC --base BASE"
     return text
 
 
-def _answers(answer: Tree) -> int | None:
-    """The version that answers requests which name none."""
-    return next((each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"), None)
-
-
 def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
-    """Until the version answers requests that name none. Raises CliError if it cannot, or not in time."""
+    """Until the version answers requests that name none; tells on the way what it waits for. Raises CliError if it
+    cannot, or not in time."""
     failed_since: float | None = None
     answer: Tree = {}
+    told, tell_at = "", begun + LINE_SECONDS
     for _ in looks(args.timeout):
         answer = explained(args, model)
-        now = {each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"}
-        if now == {version}:
+        if _unversioned(answer) == {version}:
             return answer
         line = next((line for line in answer["versions"] if line["version"] == version), None)
+        if line is not None and line["sentence"] != told and time.monotonic() >= tell_at:
+            told, tell_at = line["sentence"], time.monotonic() + LINE_SECONDS
+            print(f"model {model}: {_now(answer)} answers; {told}", file=sys.stderr, flush=True)
         waits = answer["rollout"] is not None and answer["rollout"]["going_back"] == version
         if waits or line is None or line["verdict"] not in _IN_VAIN:
             failed_since = None
@@ -120,21 +149,26 @@ def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
             why = line["sentence"]
         else:
             continue
-        others = ", ".join(f"version {each}" for each in sorted(now)) or "no version"
         raise CliError(
-            f"model {model}: {why}; {others} answers now. There are versions {versions_text(answer)}: go back to "
+            f"model {model}: {why}; {_now(answer)} answers now. There are versions {versions_text(answer)}: go back to "
             f"another one with tfs-lite rollback {model} --to VERSION"
         )
+    sentence = next((line["sentence"] for line in answer["versions"] if line["version"] == version), answer["sentence"])
     raise CliError(
         f"model {model}: version {version} does not answer after {time.monotonic() - begun:.0f} s, and is still on its "
-        f"way: {answer['sentence']}. tfs-lite explain {model}@{version} says what it waits for",
+        f"way: {sentence}; {_now(answer)} answers now. tfs-lite explain {model}@{version} says what it waits for",
         "DEADLINE_EXCEEDED",
     )
 
 
-def _say(args: Namespace, text: str, answer: Tree) -> int:
+def _now(answer: Tree) -> str:
+    """The version that answers requests which name none: ``version 7``, ``no version``."""
+    return next((f"version {version}" for version in _unversioned(answer)), "no version")
+
+
+def _say(args: Namespace, text: str, rollout: Tree) -> int:
     if args.json:
-        print_json({"message": text, "rollout": answer["rollout"]})
+        print_json({"message": text, "rollout": rollout})
     else:
         print(text, flush=True)
     return DONE

@@ -90,7 +90,9 @@ class SourceReport:
     rejected: frozenset[int] = frozenset()
 
     def stands_in_for(self, version: int) -> str:
-        """What a stand-in is there for: ``version 3, whose load failed``."""
-        failed = [each for each in sorted(self.failed | self.rejected) if each > version]
-        why = {"which was taken back" if each in self.rejected else "whose load failed" for each in failed}
-        return f"version {', '.join(map(str, failed))}, {' or '.join(sorted(why, reverse=True))}"
+        """What it is there for: ``version 3, whose load failed``, ``versions 2 and 3, which must not answer``."""
+        failed = sorted(each for each in self.failed | self.rejected if each > version)
+        why = {"which must not answer" if each in self.rejected else "whose load failed" for each in failed}
+        numbers = " and ".join(", ".join(map(str, failed)).rsplit(", ", 1))
+        what = f"{'versions' if failed[1:] else 'version'} {numbers}"
+        return f"{what}, {' or '.join(sorted(why))}"

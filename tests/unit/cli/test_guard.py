@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tfs_lite.cli import rollback
 from tfs_lite.cli.guard import judged, newest
 from tfs_lite.cli.main import main
 from tfs_lite.cli.rollback import numbers, versions_text
@@ -90,3 +91,39 @@ def test_wrong_words_change_nothing(words: tuple[str, ...], message: str, capsys
 def test_no_server_is_one_line(command: str, capsys: Captured) -> None:
     assert main([command, "m", "--server=127.0.0.1:1"]) == 1
     assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+def explanation(answers: int, sentence: str, verdict: str = "LOADING") -> dict[str, Any]:
+    """Version 7 is wanted back, and version 8 answers until then, if ``answers`` says so."""
+    lines = [
+        {"version": 8, "verdict": "SERVING", "sentence": "version 8 answers"},
+        {"version": 7, "verdict": verdict, "sentence": sentence},
+    ]
+    now = [{"reference": "unversioned", "version": answers}]
+    rollout = {"answers": answers, "going_back": 7, "rejected": [], "remembered": False}
+    return {"sentence": "?", "versions": lines, "answers_now": now, "rollout": rollout, "events": []}
+
+
+def test_a_rollback_that_waits_tells_what_it_waits_for(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (f"version 7 is waiting: attempt {number} of 6 failed" for number in (1, 2))
+    answers = [explanation(8, first), explanation(8, first), explanation(8, second), explanation(8, second)]
+    given = iter([*answers, explanation(7, "version 7 answers", "SERVING")])
+    monkeypatch.setattr(rollback, "explained", lambda args, model: next(given))
+    monkeypatch.setattr(rollback, "command", lambda *args: answers[0]["rollout"])
+    monkeypatch.setattr(rollback, "LINE_SECONDS", 0.0)
+    assert main(["rollback", "m", "--to", "7", "--server=127.0.0.1:1"]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [f"model m: version 8 answers; {sentence}" for sentence in (first, second)]
+    assert said.out.startswith("model m: version 7 answers now, after ")
+    assert "; before, version 8 did" in said.out
+
+
+def test_a_rollback_that_does_not_come_says_why_and_what_answers(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = explanation(8, "version 7 is waiting: attempt 4 of 6 failed")
+    monkeypatch.setattr(rollback, "explained", lambda args, model: asked)
+    monkeypatch.setattr(rollback, "command", lambda *args: asked["rollout"])
+    assert main(["rollback", "m", "--to", "7", "--timeout=0.1", "--server=127.0.0.1:1"]) == 1
+    said = capsys.readouterr().err
+    assert "is still on its way: version 7 is waiting: attempt 4 of 6 failed; version 8 answers now" in said

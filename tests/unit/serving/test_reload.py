@@ -217,7 +217,10 @@ def test_a_label_stays_where_the_digests_of_its_version_are_wrong_and_the_reload
     bad.write_bytes(content)
     wait_until(lambda: 3 in fixture.server.core.sources.found("a").versions, "version 3 is seen", 30)
     text = refused(fixture, entry("a", only.format("[1, 3]") + STABLE.format(3)))
-    assert 'label "stable" of model a still means version 1: 3 does not come: DATA_LOSS: model.pt2 does not have the' in text
+    assert (
+        'label "stable" of model a still means version 1: 3 does not come: DATA_LOSS: model.pt2 does not have the'
+        in text
+    )
     assert fixture.version("a", label="stable") == 1
 
 

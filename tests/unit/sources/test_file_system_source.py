@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -577,7 +578,9 @@ def test_rejected_version_is_offered_as_one_that_failed_and_another_stands_in_fo
     assert [item.given_up for item in target.lists["m"]] == [True, False]
     report = target.reports[-1]
     assert (report.failed, report.rejected, report.stand_ins) == (frozenset(), {3}, {2})
-    assert report.stands_in_for(2) == "version 3, which was taken back"
+    assert report.stands_in_for(2) == "version 3, which must not answer"
+    report = replace(report, failed=frozenset({4}), rejected=frozenset({2, 3}))
+    assert report.stands_in_for(1) == "versions 2, 3 and 4, which must not answer or whose load failed"
     source.on_state(ServableState(ServableId("m", 3), ManagerState.AVAILABLE))
     source.poll()
     assert target.versions("m") == [3, 2]

@@ -77,14 +77,14 @@ class Guard(ServerFeature):
         self._on_disk: dict[str, _OnDisk] = {}
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
-        self.reports = GuardReports(core, self.view, self.counts, self._look)
+        self._unsaved = False  # the last write has failed; only the guard's thread writes
+        self.reports = GuardReports(core, self.view, self.counts, self._look, lambda: not self._unsaved)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three
         self._started = self._stopped = False
         self._timer: Timer | None = None
         self._loads_on = False  # whether the loads of the start are over
         self._hurries = False  # whether one more thread loads
-        self._unsaved = False  # the last write has failed; only the guard's thread writes
         effects = GuardEffects(
             hold=self._hold,
             set_trials=self._set_trials,

@@ -108,9 +108,9 @@ def _milliseconds(value: float | None) -> float | None:
 class GuardReports:
     """Tells how models stand and what the guard does. Any thread may ask and tell, but for the event loop's.
 
-    Three functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
+    Four functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
     version have ended, None without a trial. ``on_disk``: the versions that could be offered, None where the disk does
-    not tell."""
+    not tell. ``is_saved``: whether the last write to the state directory has succeeded."""
 
     def __init__(
         self,
@@ -118,11 +118,13 @@ class GuardReports:
         view: Callable[[str], GuardView | None],
         counts: Callable[[ServableId], TrialCounts | None],
         on_disk: Callable[[str], Mapping[int, Any] | None],
+        is_saved: Callable[[], bool] = lambda: True,
     ) -> None:
         self._core = core
         self._on_disk = on_disk
         self._view = view
         self._counts = counts
+        self._is_saved = is_saved
         self._shielded: dict[ServableId, tuple[float, int]] = {}  # when it was told last, and of how many
         self.metrics = GuardMetrics(core.registry, lambda: core.states.configured, view, self.latest)
 
@@ -146,7 +148,7 @@ class GuardReports:
         old_run_ms = counts.old_run_ms
         if view.trial is not None and (ran := self.run_ms(ServableId(name, view.trial.old))) is not None:
             old_run_ms = ran
-        remembered = bool(self._core.options.state_directory)
+        remembered = bool(self._core.options.state_directory) and self._is_saved()
         return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered)
 
     def run_ms(self, id: ServableId) -> float | None:

@@ -56,10 +56,13 @@ class TrialSettings:
     def bakes(self) -> bool:
         return self.bake_seconds > 0
 
-    @property
-    def longest(self) -> float:
-        """The seconds after which a trial ends although the votes lean against its version."""
-        return max(6 * self.bake_seconds, 3600.0)
+    def longest(self, judgement: Judgement) -> float:
+        """The seconds after which a trial ends, if the evidence stays as it is: with the bake, unless too few requests
+        were answered or the votes lean against its version, which have bounds of their own."""
+        seconds = self.bake_seconds + LAST_VOTES_SECONDS
+        if judgement.answered < self.bake_requests:
+            seconds = max(seconds, MAX_SECONDS)
+        return max(seconds, 6 * self.bake_seconds, 3600.0) if judgement.leaning else seconds
 
 
 OFF = TrialSettings()
@@ -585,11 +588,7 @@ def _bake_over(now: float, settings: Settings, state: ModelState, seen: Seen) ->
     running = state.running
     if running is None:
         return None
-    wanted, passed = running.settings, now - running.since
-    least = wanted.bake_seconds + LAST_VOTES_SECONDS
-    if passed < least or (seen.judgement.answered < wanted.bake_requests and passed < max(MAX_SECONDS, least)):
-        return None
-    if seen.judgement.leaning and passed < max(wanted.longest, least):
+    if now - running.since < running.settings.longest(seen.judgement):
         return None
     return _pass(state, running, Outcome.PASSED, "the bake is over" + _so_far(seen))
 
@@ -696,7 +695,9 @@ def _next_below(top: int, state: ModelState, seen: Seen) -> int:
 def _go_back(state: ModelState, seen: Seen, to: int, who: str) -> Result:
     there = _there(seen)
     if to not in there:
-        raise not_found(f"version {to} is not on disk; there are {', '.join(map(str, sorted(there))) or 'none'}")
+        raise not_found(
+            f"version {to} is not on disk, or not complete; complete are {', '.join(map(str, sorted(there))) or 'none'}"
+        )
     above = frozenset(version for version in there.keys() | seen.available if version > to)
     if not above:
         raise failed_precondition(f"version {to} is the highest one already")

@@ -105,10 +105,25 @@ def test_a_newer_version_that_answers_ends_the_matter() -> None:
 
 
 def test_the_stand_in_of_a_rejected_version_has_nothing_to_add() -> None:
-    stand_in = replace(answers(7), place="stands in for version 8, which was taken back")
+    stand_in = replace(answers(7), place="stands in for version 8, which must not answer")
     report = SourceReport("m", stand_ins=frozenset({7}))
     found = ask(model(GuardView("m", rejected=(TAKEN_BACK,)), on_disk(8), stand_in, report=report))
     assert [link.cause for link in found.because] == ["TAKEN_BACK"]
+
+
+def test_a_trial_whose_bake_is_over_says_until_when_it_may_stay_undecided() -> None:
+    view = GuardView("m", BAKING, 1e9 - 621, 1e9 - 1, Judgement(leaning=True, against=9, needed=15))
+    found = ask(model(view, answers(8), answers(7), counts=TrialCounts(requests=100)))
+    assert found.sentence.startswith(
+        "version 8 answers, but it is on trial, undecided after its bake, until 02:36:19 UTC at the latest: none of 100"
+    )
+
+
+def test_where_versions_come_by_calls_the_next_one_needs_a_call() -> None:
+    server = replace(SERVER, control_mode="explicit")
+    snapshot = model(GuardView("m", rejected=(ROLLED_BACK,)), on_disk(8), answers(7), server=server)
+    (link,) = ask(snapshot, 8).because
+    assert link.fix.endswith("publish a good one as version 9, and load it: POST /v2/repository/models/m/load")
 
 
 def test_a_label_on_a_rejected_version_means_the_one_that_answers() -> None:

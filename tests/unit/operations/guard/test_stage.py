@@ -615,7 +615,7 @@ def test_a_rollback_to_a_version_that_cannot_be_loaded_changes_nothing() -> None
 
 def test_a_rollback_to_a_version_that_is_not_there_is_refused() -> None:
     fixture = served(7, 8)
-    with pytest.raises(ServingError, match="model m: version 5 is not on disk; there are 7, 8") as raised:
+    with pytest.raises(ServingError, match="version 5 is not on disk, or not complete; complete are 7, 8") as raised:
         fixture.command("m", Verb.ROLLBACK, 5)
     assert raised.value.code is StatusCode.NOT_FOUND
 

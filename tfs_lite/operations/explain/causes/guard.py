@@ -31,9 +31,11 @@ def on_trial(case: Case) -> Link | None:
     if trial is None or trial.new != case.version or not case.found.answers or case.model.guard is None:
         return None
     view, counts = case.model.guard
-    until = _minute(view.until)
     judgement = view.judgement
-    text = f"it is on trial until {until}: "
+    text = f"it is on trial until {_minute(view.until)}: "
+    if view.since is not None and view.until is not None and case.server.taken > view.until:
+        latest = _minute(view.since + trial.settings.longest(judgement))
+        text = f"it is on trial, undecided after its bake, until {latest} at the latest: "
     if counts.failed:
         answered = "them" if counts.shielded == counts.failed else f"{counts.shielded or 'none'} of them"
         text += f"{counts.failed:,} of {counts.requests:,} requests failed, version {trial.old} answered {answered}"
@@ -69,9 +71,11 @@ def rolled_back(case: Case) -> Link | None:
     rejection = _rejection(case)
     if rejection is None or not rejection.rolled_back:
         return None
+    name, call = case.model.name, case.server.by_calls
+    then = f"and load it: POST /v2/repository/models/{name}/load" if call else "and it answers"
     fix = (
-        f"to have version {rejection.version} answer again: tfs-lite rollback {case.model.name} --undo; or publish a "
-        f"good one as version {case.next_version}, and it answers"
+        f"to have version {rejection.version} answer again: tfs-lite rollback {name} --undo; or publish a good one as "
+        f"version {case.next_version}, {then}"
     )
     return Link("ROLLED_BACK", rejection.why, fix, rejection.at, ROLL_BACK_PAGE)
 
