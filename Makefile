@@ -148,11 +148,11 @@ test-lowest: $(LOWEST)/.installed
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -m "not load" tests/unit tests/contracts $(PYTEST_ARGS)
 
 NEWER := python3.12
-# The unit tests on a newer Python, where there is one.
+# The unit tests on a newer Python, where there is one. One that is not on the path: make test-newer-python NEWER=PATH.
 test-newer-python:
 	@if $(NEWER) -c '' 2> /dev/null; then \
-	  $(MAKE) PYTHON=$(NEWER) VENV=.venv-$(NEWER) test PYTEST_ARGS="tests/unit tests/contracts $(PYTEST_ARGS)"; \
-	else echo "$(NEWER) is not installed here: the unit tests did not run on it"; fi
+	  $(MAKE) PYTHON=$(NEWER) VENV=.venv-$(notdir $(NEWER)) test PYTEST_ARGS="tests/unit tests/contracts $(PYTEST_ARGS)"; \
+	else echo "$(NEWER) is not installed here: the unit tests did not run on it; NEWER=PATH names another"; fi
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[fuzz]' || echo "no atheris for this Python: fuzzing is not guided"

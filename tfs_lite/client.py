@@ -344,7 +344,7 @@ class Client:
                 kind = "with TLS" if self._secure else "without TLS"
                 within = f" within {bound:g} s" if is_over else ""
                 text = f"no gRPC server answered at {self._address}{within}; is it running, is this its gRPC port, and"
-                if _OTHER_PROTOCOL in reason:
+                if _OTHER_PROTOCOL.search(reason):
                     text = f"{self._address} does not speak gRPC; is this its gRPC port (--port, 8500 by default), and"
                 raise ServingError(StatusCode.UNAVAILABLE, f"{text} does it speak {kind}? ({reason})") from failure
             self._closed.wait(_LOOK_SECONDS)

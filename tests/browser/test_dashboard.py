@@ -83,6 +83,11 @@ def test_a_broken_version_shows_its_cause_and_what_to_do(viewer: Open, publish: 
         seen.wait_text("Do:", ".card.why")
         assert "version 7 answers" in seen.text(".card.why")
         seen.wait_text("failed", "tbody")
+        seen.wait_text("load attempt failed", "[aria-label=Events]")
+        whole = seen.text("main")
+        assert whole.count("no zip archive") == 2, "once as the cause, and once as an event"
+        assert seen.page.get_by_role("link", name="Metrics").get_attribute("href") == "/metrics"
+        assert served.url.removeprefix("http://") in seen.text("header")
 
 
 def test_server_that_was_killed_and_started_again_is_found_by_the_page(
@@ -157,9 +162,16 @@ def test_prediction_is_tried_with_an_example_that_fits(viewer: Open, publish: Pu
         seen.page.get_by_role("button", name="Predict").click()
         seen.wait_text("Answered", "details")
         assert "4.5" in seen.text("details pre"), "half and the version"
-        body.fill("{")
+        body.fill('{"inputs": {"x": [[0.5]]}}')
         seen.page.get_by_role("button", name="Predict").click()
         seen.wait_text("Failed: 400", "details")
+        errors = seen.page.locator("[aria-label=Versions] tbody td:nth-child(6) span").first
+
+        def counted() -> Any:
+            seen.page.get_by_role("button", name="Predict").click()
+            return errors.evaluate("(each) => each.textContent !== '0' && each.outerHTML")
+
+        assert "alarm" not in seen.wait(counted, "the error is counted"), "it is the caller's, and not red"
 
 
 def test_models_are_loaded_and_unloaded_by_click_after_a_question(
@@ -176,7 +188,7 @@ def test_models_are_loaded_and_unloaded_by_click_after_a_question(
         seen.wait_text("Serving", "tbody", 60)
         seen.page.get_by_role("link", name="ranker").click()
         seen.page.get_by_role("button", name="Unload").click()
-        seen.wait_text("finishes the requests inside", "dialog")
+        seen.wait_text("finishes its requests", "dialog")
         seen.page.locator("dialog").get_by_role("button", name="Cancel").click()
         assert served.version("ranker") == 1
         seen.page.get_by_role("button", name="Unload").click()
@@ -200,13 +212,34 @@ def test_an_older_version_answers_again_by_click_of_those_who_may_and_the_newest
             seen.open("#model=ranker")
             seen.page.get_by_role("button", name="Go back to version 1").click()
             seen.wait_text("no newer version does, until the next push", "dialog")
-            seen.page.locator("dialog").get_by_role("button", name="Go back").click()
+            seen.page.locator("dialog").get_by_role("button", name="Go back to version 1", exact=True).click()
             seen.wait(lambda: seen.page.locator("dialog").count() == 0, "the question is gone")
             seen.wait(lambda: served.version("ranker") == 1, "version 1 answers")
-            seen.wait_text("version 2 must not answer: rolled back to version 1", ".why")
+            seen.wait_text("rolled back to version 1", ".why li")
             seen.page.get_by_role("button", name="Undo the way back").click()
-            seen.page.locator("dialog").get_by_role("button", name="Undo the way back").click()
+            seen.page.locator("dialog").get_by_role("button", name="Undo the way back", exact=True).click()
             seen.wait(lambda: served.version("ranker") == 2, "version 2 answers")
+
+
+def test_a_version_that_is_pushed_after_the_way_back_answers_and_both_buttons_are_there(
+    viewer: Open, publish: Publish, tmp_path: Path
+) -> None:
+    root = tmp_path / "models"
+    for version in (1, 2):
+        publish(root, "ranker", version)
+    with serving(root, model_repository=str(root)) as served, viewer(served.url) as seen:
+        seen.open("#model=ranker")
+        seen.page.get_by_role("button", name="Go back to version 1").click()
+        assert seen.text("dialog h2") == "Go back to version 1 of ranker?"
+        seen.page.locator("dialog button.main").click()
+        seen.wait(lambda: served.version("ranker") == 1, "version 1 answers")
+        titles = seen.page.locator(".title button")
+        seen.wait(lambda: titles.all_inner_texts() == ["Undo the way back"], "it can be undone")
+        publish(root, "ranker", 3)
+        seen.wait(lambda: served.version("ranker") == 3, "the pushed version answers")
+        both = ["Go back to version 1", "Undo the way back"]
+        seen.wait(lambda: titles.all_inner_texts() == both, "back again, or version 2 may answer")
+        seen.wait_text("rolled back to version 1", "[aria-label=Versions]")
 
 
 def test_config_file_models_have_no_buttons(viewer: Open, publish: Publish, tmp_path: Path) -> None:
@@ -232,18 +265,18 @@ def test_changed_config_file_is_read_again_by_click_of_those_who_may(
         with viewer(served.url, extra_http_headers={"x-forwarded-for": "203.0.113.7"}) as seen:
             seen.open()
             seen.wait_text("Serving", "tbody")
-            assert seen.page.get_by_role("button", name="Read again").count() == 0
+            assert seen.page.get_by_role("button", name="Look for changes").count() == 0
         with viewer(served.url) as seen:
             seen.open()
-            seen.page.get_by_role("button", name="Read again").click()
+            seen.page.get_by_role("button", name="Look for changes").click()
             seen.wait_text("are read now", "dialog")
-            seen.page.locator("dialog").get_by_role("button", name="Read").click()
+            seen.page.locator("dialog").get_by_role("button", name="Look").click()
             seen.wait(lambda: seen.page.locator("dialog").count() == 0, "the question is gone")
             seen.wait_text("second", "tbody")
             seen.expected = ("400 (Bad Request)",)
             file.write_text("no config")
-            seen.page.get_by_role("button", name="Read again").click()
-            seen.page.locator("dialog").get_by_role("button", name="Read").click()
+            seen.page.get_by_role("button", name="Look for changes").click()
+            seen.page.locator("dialog").get_by_role("button", name="Look").click()
             seen.wait_text("models.config", "dialog [role=alert]")
 
 
@@ -265,8 +298,19 @@ def test_config_file_that_is_refused_is_a_band_until_it_is_corrected(
         assert "Do: correct the config file" in seen.text("main > [role=alert]")
         assert "Serving" in seen.text("tbody"), "what was in force stays so"
         seen.page.get_by_role("link", name="ranker").click()
-        seen.wait_text("the config file was refused", "[aria-label=Why]")
+        seen.wait_text("was refused: models.config", "[aria-label=Why]")
         assert band.count() == 1
         file.write_text(good)
         seen.wait(lambda: band.count() == 0, "the band is gone")
         seen.wait(lambda: seen.page.locator("[aria-label=Why]").count() == 0, "and so is the cause")
+
+
+@pytest.mark.parametrize(("control", "words"), [("poll", "tfs-lite publish"), ("explicit", "Load one by its name")])
+def test_page_without_models_says_how_one_comes(control: str, words: str, viewer: Open, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, model_repository=str(tmp_path), model_control_mode=control) as served,
+        viewer(served.url) as seen,
+    ):
+        seen.open()
+        seen.wait_text("No model is served", ".empty")
+        assert words in seen.text(".empty")

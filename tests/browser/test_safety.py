@@ -171,6 +171,10 @@ def test_token_is_asked_for_and_opens_the_page(viewer: Open, publish: Publish, t
         seen.open()
         seen.wait_text("A token is needed", "[role=status]")
         assert seen.page.locator("tbody").count() == 0
+        seen.wait_text("shows nothing without a token", "main")
+        seen.open("#model=m")
+        seen.wait_text("shows nothing without a token", "main")
+        seen.page.get_by_role("link", name="All models").click()
         seen.page.get_by_role("button", name="Token").click()
         seen.page.get_by_label("Token of the access file").fill(token)
         seen.page.keyboard.press("Enter")
@@ -205,6 +209,10 @@ def test_nothing_keeps_anybody_out(size: str, viewer: Open, publish: Publish, tm
             seen.wait_text(text, "main")
             if place:
                 seen.wait_text("Config", "main")
+                hidden = (
+                    "[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth)"
+                )
+                assert size != "phone" or seen.page.evaluate(f"{hidden}.map((each) => each.ariaLabel)") == []
             found = axe.Axe().run(seen.page)
             assert found.violations_count == 0, found.generate_report()
             assert seen.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

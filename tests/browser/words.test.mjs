@@ -17,7 +17,7 @@ test("numbers have three digits that count", () => {
 test("times and sizes have their unit", () => {
 	assert.deepEqual([0, 0.0000213, 0.0123, 2.5].map(words.seconds), ["0", "21.3 µs", "12.3 ms", "2.5 s"]);
 	assert.deepEqual([512, 2048, 5 * 2 ** 30].map(words.bytes), ["512 B", "2 KiB", "5 GiB"]);
-	assert.deepEqual([5, 90, 3700, 90000].map(words.span), ["5 s", "1 min", "1 h 1 min", "1 d 1 h"]);
+	assert.deepEqual([5, 90, 7200, 3700, 90000].map(words.span), ["5 s", "1 min", "2 h", "1 h 1 min", "1 d 1 h"]);
 });
 
 test("a verdict that nobody knows is bad news in its own words", () => {
@@ -27,6 +27,14 @@ test("a verdict that nobody knows is bad news in its own words", () => {
 
 test("the top of a plot is 1, 2 or 5 times a power of ten", () => {
 	assert.deepEqual([0, 0.3, 1, 7, 12, 480, 501].map(words.ceiling), [1, 0.5, 1, 10, 20, 500, 1000]);
+	assert.deepEqual([0, 1000, 600 * 2 ** 20, 7.6 * 2 ** 20].map(words.binary).map(words.bytes), ["1 B", "1 KiB", "1 GiB", "8 MiB"]);
+});
+
+test("a sentence leaves out the causes that are told below it, and a text is told once", () => {
+	const causes = [{ text: "no $& archive" }, { text: "slow" }];
+	assert.equal(words.without("version 3 is refused: no $& archive; version 2 answers instead", causes), "version 3 is refused; version 2 answers instead");
+	assert.equal(words.without("version 1 answers, but slow", causes), "version 1 answers");
+	assert.deepEqual(["a", "", "b", "a", ""].map(words.once()), ["a", "", "b", "as above", ""]);
 });
 
 test("a line breaks where there is no number", () => {

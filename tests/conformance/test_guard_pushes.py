@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.servers import SERVER
-from tests.integration.test_guard_pushes import FEW, check
-from tests.support.guard.scenario import Pushes
+from tests.support.guard.scenario import FEW, Pushes, check
 
 
 @pytest.mark.parametrize("way", ["tensorflow", "triton"])

@@ -39,7 +39,8 @@ FLAGS_HEAD = """\
 {made}
 
 `tfs-lite serve --help` prints the same in the same order: the groups that are used most come first, and so do the flags
-in each group. Flags are written `--name=value` or `--name value`, with underscores or hyphens; a boolean flag may stand
+in each group. Above them it has the ten that most servers need: {first}.
+Flags are written `--name=value` or `--name value`, with underscores or hyphens; a boolean flag may stand
 alone. `TFS_LITE_<FLAG>` in the environment sets a default, which the command line overrides. If a flag is given twice,
 the later one counts; lists append. `tensorflow_model_server`'s flags have their names, types and defaults
 ([differences](from-tf-serving.md#every-flag)). In Python the settings have the same names:
@@ -51,7 +52,13 @@ N is a whole number, X a number, A,B a list with commas. Sizes are numbers of by
 
 def flags_page() -> str:
     """``docs/flags.md``."""
-    return "\n".join([FLAGS_HEAD.format(made=MADE.format("`tfs_lite/cli/flags.py`")), *_groups()]) + "\n"
+    return (
+        "\n".join([FLAGS_HEAD.format(made=MADE.format("`tfs_lite/cli/flags.py`"), first=_first()), *_groups()]) + "\n"
+    )
+
+
+def _first() -> str:
+    return ", ".join(f"`--{name}`" for name in find("FIRST_FLAGS", golden_flags.CLI))
 
 
 def _groups() -> Iterator[str]:

@@ -250,13 +250,46 @@ def test_label_on_a_version_that_was_taken_back_means_the_one_below_it(tmp_path:
         reload(found, 1, 2, stable=2)
 
 
+def test_label_on_a_version_whose_rollback_is_undone_has_an_answer_while_that_is_loaded(tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    waits = (
+        "import os, time\nwhile os.path.exists({0!r}): time.sleep(0.01)\n"
+        "class Model:\n    def __init__(self, context): pass\n"
+        "    def predict(self, inputs): return {{'y': inputs['x'] + {1}}}\n"
+    )
+    for version in (1, 2, 3):
+        put(tmp_path, version, waits.format(str(blocked), version))
+    policy = "model_version_policy { latest { num_versions: 2 } }"
+    labels = " ".join(f'version_labels {{ key: "v{version}" value: {version} }}' for version in (2, 3))
+    file = tmp_path / "models.config"
+    file.write_text(config_text(tmp_path, entry("m", f"{policy} {labels}")))
+    fields = {"model_name": None, "model_base_path": None, "model_config_file": str(file), "bake_seconds": None}
+    with guarded(tmp_path, **fields) as found:
+
+        def versions() -> list[int]:
+            return [found.served.version(label=label) for label in ("v2", "v3")]
+
+        assert versions() == [2, 3]
+        found.say(Verb.ROLLBACK, 1)
+        wait_until(lambda: versions() == [1, 1], "both labels mean version 1", TIMEOUT)
+        found.wait_states(v1=AVAILABLE, v2=END, v3=END)
+        blocked.touch()
+        found.say(Verb.UNDO_ROLLBACK)
+        wait_until(lambda: found.served.states().get(3) is VersionState.LOADING, "version 3 is loaded", TIMEOUT)
+        assert versions() == [1, 1]
+        (status,) = found.served.client.status("m", label="v3")
+        assert (status.version, status.state) == (1, AVAILABLE)
+        blocked.unlink()
+        wait_until(lambda: versions() == [2, 3], "both labels mean their versions", TIMEOUT)
+
+
 def test_policy_specific_has_a_stand_in_for_what_was_taken_back(tmp_path: Path) -> None:
     for version in (1, 2, 3):
         put(tmp_path, version)
     with guarded(tmp_path) as found:
         found.served.reload(entry("m", "model_version_policy { specific { versions: 3 } }"))
         found.wait_answer(3)
-        found.say(Verb.UNDO)
+        found.say(Verb.ROLLBACK)
         found.wait_answer(2)
         found.wait_states(v2=AVAILABLE, v3=END)
 

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.guard.good_pushes import Outcome, in_one_server, restarted
-from tests.support.guard.pushes import KINDS
-from tests.support.guard.scenario import NEW, OLD, Pushes, Result, table
+from tests.support.guard.scenario import FEW, NEW, OLD, Pushes, check
 
-FEW = [kind for kind in KINDS if kind.fault in ("raises", "nan", "renamed")]
 LONGEST = 1500.0
 """Seconds until the last version is decided about: one that fails rarely is on trial for longer than its bake."""
-
-
-def check(results: Sequence[Result], recorded: bool) -> None:
-    print(table(results))
-    for result in results:
-        check_one(result, result.kind.recorded if recorded else (result.kind.cause,))
-
-
-def check_one(result: Result, causes: Sequence[str]) -> None:
-    kind, got, cause = result.kind, result.got, result.cause
-    assert cause in causes, table([result])
-    if cause or kind.fault == "slow":
-        assert kind.names in result.text
-    if cause:
-        assert result.states == {NEW: "END", OLD: "AVAILABLE"}
-    if cause == "HELD_BACK":
-        assert got["new"] == 0
-    if kind.fault != "hangs" or cause == "HELD_BACK":
-        assert got["errors"] == 0, table([result])
-    assert got["nonfinite"] == 0
-    if kind.fault != "shuffled" or cause == "HELD_BACK":
-        assert got["wrong"] == 0
 
 
 @pytest.mark.slow
@@ -59,24 +33,3 @@ def test_twelve_kinds_of_bad_push_are_named_and_stopped_and_callers_see_no_error
         results = pushes.wait_decided(LONGEST)
         check(results, recorded)
         assert results[-1].states == {NEW: "AVAILABLE", OLD: "END"}
-
-
-@pytest.mark.load
-@pytest.mark.timeout(600)
-def test_a_reload_a_deleted_old_version_and_a_third_push_in_a_trial_leave_one_version_and_no_error(
-    tmp_path: Path,
-) -> None:
-    check_good(in_one_server(tmp_path))
-
-
-@pytest.mark.load
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["stop", "kill"])
-def test_a_trial_goes_on_after_a_restart_and_leaves_one_version_and_no_error(tmp_path: Path, how: str) -> None:
-    check_good(restarted(tmp_path, how))
-
-
-def check_good(outcomes: Sequence[Outcome]) -> None:
-    for outcome in outcomes:
-        assert [outcome.got[name] for name in ("errors", "wrong", "nonfinite")] == [0, 0, 0], outcome
-        assert outcome.in_memory == [3 if outcome.event == "third_push" else 2], outcome

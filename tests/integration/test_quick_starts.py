@@ -113,6 +113,8 @@ class Newcomer:
 
     def _command(self, command: str) -> str:
         words = shlex.split(os.path.expandvars(command.replace("$PWD", str(self.directory))), comments=True)
+        if words[0] == "cd":  # to an empty directory, in which the test is
+            return ""
         if "pip install" in command:
             return self._installs(words)
         if words[0].endswith("tfs-lite") and words[1] == "serve":

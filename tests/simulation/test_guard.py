@@ -45,6 +45,7 @@ JUDGEMENTS = [
     Judgement(rule=1, against=15),
     Judgement(leaning=True, against=3),
     Judgement(against=1),
+    Judgement(failed=1),
     Judgement(),
 ]
 POLICIES: list[VersionPolicy] = [

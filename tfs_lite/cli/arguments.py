@@ -102,8 +102,14 @@ def _address(text: str) -> str:
 
 
 def server_address(args: argparse.Namespace, port: int) -> str:
-    """The address of ``--server``, of the environment, or of this machine; with ``port`` where it names none."""
-    given = args.server or os.environ.get(SERVER_VARIABLE) or _LOCAL
+    """The address of ``--server``, of the environment, or of this machine; with ``port`` where it names none. Raises
+    UsageError for an address in the environment that is none."""
+    given = args.server
+    if not given:
+        try:
+            given = _address(os.environ.get(SERVER_VARIABLE) or _LOCAL)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{SERVER_VARIABLE}: {error}") from None
     if given.startswith("unix:"):
         return str(given)
     if given.count(":") > 1 and not given.startswith("["):

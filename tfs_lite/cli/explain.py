@@ -67,9 +67,10 @@ def run(argv: Sequence[str]) -> int:
         return _ask_once(question, args)
 
     def explained() -> Tree:
-        which = {"version": question.version, "label": question.label}
         answer = ask(
-            args, lambda server: server.json(question.path), lambda client: client.explain(question.model, **which)
+            args,
+            lambda server: server.json(question.path),
+            lambda client: client.explain(question.model, version=question.version, label=question.label),
         )
         return _since(answer, args.since)
 

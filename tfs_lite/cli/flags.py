@@ -373,3 +373,10 @@ FLAGS: tuple[Flag, ...] = (
     _tf.no_meaning("mixed_precision", _STRING, "", "a PyTorch artefact fixes its number types"),
     _tf.no_meaning("skip_initialize_tpu", _BOOL, False, "no TPU is used", also_fine=(True,)),
 )
+
+FIRST_FLAGS = (
+    *("model_name", "model_base_path", "model_repository", "model_config_file"),
+    *("host", "port", "rest_api_port"),
+    *("enable_batching", "access_file", "state_directory"),
+)
+"""The names of the flags to begin with: what is served, where, and what a server in production has."""

@@ -1,7 +1,7 @@
 """``tfs-lite guard [accept|retry|undo] MODEL[@VERSION]``: a version on trial, or one that was taken back.
 
 tfs-lite guard ranker              how its trial stands, and which versions must not answer
-tfs-lite guard undo ranker         take the version on trial back now; without a trial, the one that answers
+tfs-lite guard undo ranker         take the version on trial back now
 tfs-lite guard accept ranker@8     version 8 stays, or answers although it was taken or held back
 tfs-lite guard retry ranker@8      version 8 is loaded again, as if it had been pushed
 tfs-lite guard ranker --wait 900   ends with the trial: 0 the version stays, 1 it was taken or held back

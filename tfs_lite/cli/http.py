@@ -78,7 +78,7 @@ class AskedServer:
                     return b""
                 self._refuse(path, error)
         except http.client.BadStatusLine as error:
-            if error.line.startswith(_HTTP2_FRAME):
+            if str(error).startswith(_HTTP2_FRAME):
                 raise IsGrpcPort(self.address) from None
             self._fail(path, error)
         except (OSError, ValueError, http.client.HTTPException) as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STATE_STYLES = {"AVAILABLE": "green", "LOADING": "yellow", "START": "cyan", "UNLOADING": "yellow", "END": "dim"}
-_WIDTH_WITHOUT_TERMINAL = 160
+_WIDTH_WITHOUT_TERMINAL = 200
 
 
 def print_json(value: Any) -> None:

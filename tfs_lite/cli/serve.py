@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite import __version__
 from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, FlagValues, parse_flags
-from tfs_lite.cli.flags import FLAGS, Flag, FlagType
+from tfs_lite.cli.flags import FIRST_FLAGS, FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, LEFT_BEHIND, CliError, UsageError, print_json
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.history import Cause, Origin, acting, iso_time
@@ -215,6 +215,8 @@ def _print_banner(server: Server, as_json: bool, log_format: str) -> None:
     scheme = "https" if options.rest_api_tls else "http"
     host = f"[{options.host}]" if ":" in options.host else options.host
     lines = [f"tfs_lite {__version__} serves {source}"]
+    if options.dashboard and server.rest_api_port is not None:
+        lines.append(f"  page  {scheme}://{host}:{server.rest_api_port}/")
     if server.port is not None:
         lines.append(f"  gRPC  {host}:{server.port}")
     if options.grpc_socket_path:
@@ -276,13 +278,15 @@ def torch_threads(settings: FlagValues) -> tuple[int, int]:
 
 
 def help_text() -> str:
-    """Every flag, in the order of the table."""
+    """The flags to begin with, then every flag in the order of the table."""
     lines = [
         "usage: tfs-lite serve [--name=value | --name value] ...",
         "",
         "Serves models. Takes tensorflow_model_server's flags; names may be written with hyphens, booleans bare.",
         f"{ENVIRONMENT_PREFIX}<FLAG> in the environment sets a default; a later flag wins over an earlier one.",
     ]
+    lines += ["", "The ten that most servers need (all flags, by group, are below):"]
+    lines += [_help_line(flag) for name in FIRST_FLAGS for flag in FLAGS if flag.name == name]
     for group in dict.fromkeys(flag.group for flag in FLAGS):
         lines += ["", f"{group}:"]
         lines += [_help_line(flag) for flag in FLAGS if flag.group == group]

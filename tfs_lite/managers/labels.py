@@ -65,20 +65,23 @@ class VersionLabels:
     """The labels that count now. What readers see is replaced as a whole, so they need no lock.
 
     A label that moves to a version which is not available yet means the version of before until then, if there was one.
+    One whose version must be loaded again means the version that answers until then.
     """
 
     def __init__(self) -> None:
         self._changing = threading.Lock()  # guards the writes of the fields below
         self._table: dict[str, dict[str, int]] | None = None
-        self._before: Labels = {}  # of labels that wait for their version, the one that they mean until then
+        # Of labels that wait for their version, the one that they mean until then; None: the one that answers.
+        self._before: Mapping[str, Mapping[str, int | None]] = {}
 
     @property
     def table(self) -> Labels:
         return self._table or {}
 
     @property
-    def waiting(self) -> Labels:
-        """The labels that wait for their version, each with the one that it means until then."""
+    def waiting(self) -> Mapping[str, Mapping[str, int | None]]:
+        """The labels that wait for their version, each with the one that it means until then; None: the one that
+        answers."""
         return self._before
 
     def replace(self, table: Labels, is_available: Callable[[ServableId], bool] = lambda servable_id: True) -> None:
@@ -86,9 +89,10 @@ class VersionLabels:
         with self._changing:
             before = {
                 model: {
-                    label: meant
+                    label: meant[label]
+                    for meant in [{**self.table.get(model, {}), **self._before.get(model, {})}]
                     for label, version in labels.items()
-                    if (meant := self._meaning(model, label)) not in (None, version)
+                    if label in meant and meant[label] != version
                 }
                 for model, labels in table.items()
             }
@@ -114,9 +118,16 @@ class VersionLabels:
             others = {model: labels for model, labels in self._before.items() if model != name}
             self._before = {**others, name: left} if left else others
 
-    def _meaning(self, model: str, label: str) -> int | None:
-        found = self._before.get(model, {}).get(label)
-        return self.table.get(model, {}).get(label) if found is None else found
+    def wait(self, servable_id: ServableId, is_available: Callable[[ServableId], bool]) -> None:
+        """The version may answer again, and may have to be loaded for that. Any thread; short."""
+        name = servable_id.name
+        with self._changing:
+            names = [label for label, version in self.table.get(name, {}).items() if version == servable_id.version]
+            if names:
+                known = self._before.get(name, {})
+                self._before = {**self._before, name: {**dict.fromkeys(names), **known}}
+        if is_available(servable_id):
+            self.arrived(servable_id)
 
     def version(self, ref: ModelRef) -> int | None:
         """The version that a reference means now, by number or by label; None: any. Errors as of :meth:`resolve`."""

@@ -28,9 +28,9 @@ class Likeness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``output``: the one that the likeness is about, or that differs most; empty if none differs. ``what``: a sentence
-    about it; empty for SAME. ``difference``: the largest difference of two numbers in all outputs, in float64; inf
-    where one of them is infinite or NaN."""
+    """``output``: the one that the likeness is about, and ``what``: a sentence about it; both are empty for SAME.
+    ``difference``: the largest difference of two numbers in all outputs, in float64; inf where one of them is infinite
+    or NaN."""
 
     likeness: Likeness = Likeness.SAME
     output: str = ""
@@ -113,7 +113,7 @@ def _numbers(name: str, recorded: Array, got: Array, rtol: float, atol: float) -
         return Comparison(Likeness.FAILED, name, what, largest)
     count = int(np.count_nonzero(other))
     if not count:
-        return Comparison(Likeness.SAME, name if largest else "", "", largest)
+        return Comparison(difference=largest)
     worst = int(np.argmax(by))
     return Comparison(Likeness.CHANGED, name, _difference(count, "the most", recorded, got, worst), largest)
 

@@ -249,7 +249,8 @@ class Reloader:
                     id = ServableId(name, version)
                     status = self._failure(id, since(id))
                     why = "is still loading" if status is None else f"does not come: {status}"
-                    found[name, label] = f'label "{label}" of model {name} still means version {meant}: {version} {why}'
+                    now = "the version that answers" if meant is None else f"version {meant}"
+                    found[name, label] = f'label "{label}" of model {name} still means {now}: {version} {why}'
                     pending |= status is None
             return not pending
 
@@ -257,11 +258,12 @@ class Reloader:
         return list(found.values())
 
     def _failure(self, servable_id: ServableId, since: float) -> Status | None:
-        """The reason why the version will not be available, as things stand; an end before ``since`` is none."""
+        """The reason why the version will not be available, as things stand. An end before ``since`` is none, and
+        a load that was cancelled says nothing: the version was not wanted then."""
         timed = self._states.version_states(servable_id.name).get(servable_id.version)
         ended = timed is not None and timed.state.state is ManagerState.END and timed.time >= since
         if timed is not None and ended and not timed.state.health.ok:
-            return timed.state.health
+            return None if timed.state.health.code is StatusCode.CANCELLED else timed.state.health
         report = self._states.source_report(servable_id.name)
         if report is not None and servable_id.version in report.waiting.keys() - report.settling - report.fetching:
             return Status(StatusCode.DATA_LOSS, report.waiting[servable_id.version])

@@ -271,6 +271,8 @@ class ServerCore:
             return self.manager.get_servable_handle(ModelRef(ref.name, version))
         except ServingError:
             named = self.labels.resolve(ref.name, ref.label)
+            if named in self.features.rejected(ref.name):
+                return self.manager.get_servable_handle(ModelRef(ref.name))  # it was rejected meanwhile
             if named == version:
                 raise
             return self.manager.get_servable_handle(ModelRef(ref.name, named))  # it has become available meanwhile

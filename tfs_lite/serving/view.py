@@ -52,8 +52,9 @@ class View:
         stands for the version that answers by it."""
         version, report = self._core.labels.version(ref), self._core.states.report(ref.name)
         rejected = self._core.features.rejected(ref.name)
-        if ref.label is not None and version is not None and version in rejected:
-            instead = instead_of(version, self._core.manager.available_versions(ref.name), rejected)
+        if ref.label is not None and (version is None or version in rejected):
+            available = self._core.manager.available_versions(ref.name)
+            instead = None if version is None else instead_of(version, available, rejected)
             version = self._latest(ref.name, version) if instead is None else instead
         if version is not None:
             found = [item for item in report.versions if item.version == version]

@@ -39,10 +39,11 @@ def expected(row: list[float]) -> list[float]:
 
 
 def of_rest(address: str) -> Ask:
-    """Over REST, whose answers do not name their version."""
+    """Over REST, whose answers do not name their version. The server's own limit of the time comes first: it does not
+    hear of the client's."""
 
     def ask(model: str, row: list[float], deadline: float) -> Answer:
-        connection = http.client.HTTPConnection(address, timeout=deadline)
+        connection = http.client.HTTPConnection(address, timeout=deadline + 1.0)
         try:
             connection.request("POST", f"/v1/models/{model}:predict", json.dumps({"instances": [row]}))
             reply = connection.getresponse()

@@ -29,6 +29,9 @@ from tests.support.servers.process import ServerProcess, default_command, wait_u
 
 OLD, NEW = 1, 2
 RECORDED = 120
+FEW = [kind for kind in KINDS if kind.fault in ("raises", "nan", "renamed")]
+ANSWERS = 50
+"""Of each model before the pushes: the time that a run of version 1 takes is known then."""
 REPOSITORY = Path(__file__).parents[3]
 GUARD = ("--bake_seconds=60",)
 
@@ -95,7 +98,9 @@ class Pushes:
         self._command = list(command or default_command())
         for fault in self.kinds:
             push(self._models / fault, OLD, "none")
-        own = (f"--model_repository={self._models}", f"--trusted_model_base_paths={self._models}")
+        own = [f"--model_repository={self._models}", f"--trusted_model_base_paths={self._models}"]
+        if way == "rest":
+            own.append(f"--rest_api_timeout_in_ms={min(kind.deadline for kind in kinds) * 1000:.0f}")
         self.server = ServerProcess(*own, f"--state_directory={directory / 'state'}", *flags, command=command)
 
     def __enter__(self) -> Pushes:
@@ -104,11 +109,14 @@ class Pushes:
         address = f"127.0.0.1:{self.server.http_port}" if self._way == "rest" else self.server.target
         self.callers = CallersProcess(self._way, address, kinds, self._callers, self._rate)
         try:
-            wait_until(lambda: all(got["versions"] for got in self.callers.counts().values()), "all models answer")
+            wait_until(self._have_answered, "all models answer")
         except TimeoutError as error:
             self.__exit__(None, None, None)
             raise AssertionError(f"{error}: {self.callers.last}\n{self.server.log()}") from None
         return self
+
+    def _have_answered(self) -> bool:
+        return all(sum(got["versions"].values()) >= ANSWERS for got in self.callers.counts().values())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -211,6 +219,29 @@ def table(results: Sequence[Result]) -> str:
         lines.append(f"{result.kind.fault}: {result.text}")
         lines.extend(f"    {error}" for error in result.got["first_errors"][:1])
     return "\n".join(lines)
+
+
+def check(results: Sequence[Result], recorded: bool) -> None:
+    """Raises AssertionError if not everything came as it should."""
+    print(table(results))
+    for result in results:
+        check_one(result, result.kind.recorded if recorded else (result.kind.cause,))
+
+
+def check_one(result: Result, causes: Sequence[str]) -> None:
+    kind, got, cause = result.kind, result.got, result.cause
+    assert cause in causes, table([result])
+    if cause or kind.fault == "slow":
+        assert kind.names in result.text
+    if cause:
+        assert result.states == {NEW: "END", OLD: "AVAILABLE"}
+    if cause == "HELD_BACK":
+        assert got["new"] == 0
+    if kind.fault != "hangs" or cause == "HELD_BACK":
+        assert got["errors"] == 0, table([result])
+    assert got["nonfinite"] == 0
+    if kind.fault != "shuffled" or cause == "HELD_BACK":
+        assert got["wrong"] == 0
 
 
 def main() -> None:

@@ -138,14 +138,19 @@ def test_an_address_without_a_port_gets_the_usual_one(
     assert server_address(Namespace(server=given), HTTP_PORT) == address
 
 
-def test_a_url_is_no_address(capsys: Captured) -> None:
+def test_a_url_is_no_address(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["status", "--server=http://127.0.0.1:8501/"]) == 2
-    assert "expected HOST or HOST:PORT (and no http://)" in capsys.readouterr().err
+    assert "argument --server: expected HOST or HOST:PORT (and no http://)" in capsys.readouterr().err
+    monkeypatch.setenv("TFS_LITE_SERVER", "http://127.0.0.1:8501")
+    for command in (["status"], ["predict", "m", "--input=x=1"]):
+        assert main(command) == 2
+        assert "TFS_LITE_SERVER: expected HOST or HOST:PORT (and no http://)" in capsys.readouterr().err
 
 
 def test_a_port_of_grpc_that_is_not_ours_is_known_by_its_first_frame(capsys: Captured) -> None:
     def answer() -> None:
         with other.accept()[0] as connection:
+            connection.recv(2**16)
             connection.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
 
     with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:

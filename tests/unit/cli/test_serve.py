@@ -28,11 +28,12 @@ def test_the_banner_says_what_is_served_and_where_and_an_interrupt_ends_it(tmp_p
     flags = (f"--model_base_path={tmp_path}", f"--port={grpc_port}", f"--rest_api_port={http_port}")
     with serve(*flags, "--grpc_max_threads=3") as process:
         assert process.stdout is not None
-        banner = [process.stdout.readline() for _ in range(3)]
+        banner = [process.stdout.readline() for _ in range(4)]
         process.send_signal(signal.SIGINT)
         output, log = process.communicate(timeout=READY_TIMEOUT)
     assert banner == [
         f"tfs_lite {__version__} serves {tmp_path}\n",
+        f"  page  http://127.0.0.1:{http_port}/\n",
         f"  gRPC  127.0.0.1:{grpc_port}\n",
         f"  HTTP  http://127.0.0.1:{http_port}/v1/models\n",
     ]

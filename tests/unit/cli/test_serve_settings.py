@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.cli.flag_parser import parse_flags
-from tfs_lite.cli.flags import FLAGS
+from tfs_lite.cli.flags import FIRST_FLAGS, FLAGS
 from tfs_lite.cli.output import UsageError
 from tfs_lite.cli.serve import help_text, server_options, torch_threads
 from tfs_lite.serving.options import ServerOptions
@@ -73,6 +73,10 @@ def test_all_three_parallelism_flags_contradict_one_another() -> None:
 
 def test_help_names_every_flag_once() -> None:
     lines = help_text().splitlines()
+    grouped = lines.index(f"{FLAGS[0].group}:")
+    first = [line.split("=")[0].split()[0] for line in lines[:grouped] if line.startswith("  --")]
+    assert first == [f"--{name}" for name in FIRST_FLAGS], "those to begin with stand above the groups"
+    lines = lines[grouped:]
     for flag in FLAGS:
         spelled = [line for line in lines if line.split("=")[0].split()[:1] == [f"--{flag.name}"]]
         assert len(spelled) == 1, flag.name

@@ -161,7 +161,16 @@ def metrics_page() -> bytes:
     worker = WorkerState(digits, 0, "process", True, 4321, 1)
     registry.register(BatchStateCollector(lambda: [(digits, 9)], lambda: [worker]))
     registry.register(StateCollector(list, list, lambda: [(digits, 3)], lambda version: True, lambda name: {}))
-    return generate_latest(registry)
+    page = generate_latest(registry)
+    return page + b"".join(
+        b'%s{device="%s",kind="%s",model="digits",version="2"} %d\n' % figure
+        for figure in (
+            (b"tfs_lite_version_memory_bytes", b"main", b"measured", 2**20),
+            (b"tfs_lite_memory_measured_bytes", b"main", b"weights", 2**20),
+            (b"tfs_lite_memory_measured_bytes", b"main", b"process", 2**21),
+            (b"tfs_lite_memory_measured_bytes", b"cuda:0", b"weights", 2**30),
+        )
+    )
 
 
 def test_verbose_joins_the_numbers_of_the_metrics_page(listing: Listing, capsys: Captured) -> None:
@@ -182,6 +191,7 @@ def test_verbose_joins_the_numbers_of_the_metrics_page(listing: Listing, capsys:
         "run_p99": {"seconds": pytest.approx(0.004975), "bound": ""},
         "waiting": 3,
         "draining": None,
+        "memory": {"main": 3 * 2**20, "cuda:0": 2**30},
         "workers": [
             {"instance": "0", "kind": "process", "pid": "4321", "up": True, "restarts": 1, "reason": "", "sandbox": ""}
         ],
@@ -193,13 +203,18 @@ def test_verbose_shows_a_row_with_the_numbers_and_dashes_where_there_are_none(
 ) -> None:
     assert main(["status", "digits", "--verbose", "--server", listing.address]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "digits 2 AVAILABLE - - - - - - - -" in lines
+    assert "digits 2 AVAILABLE - - - - - - - - -" in lines
     listing.metrics = metrics_page()
     assert main(["status", "--verbose", "--server", listing.address]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "digits 2 AVAILABLE 1 1 6.0 25.0% 1.75 ms, 2.49 ms 3.75 ms, 4.98 ms 3 pid 4321 (1 restart)" in lines
-    assert "digits 1 END - - - - - - - -" in lines
-    assert any(line.startswith("ranker - - - - - - - - - - its base path") for line in lines)
+    assert (
+        "digits 2 AVAILABLE 1 1 6.0 25.0% 1.75 ms, 2.49 ms 3.75 ms, 4.98 ms 3 M pid 4321 (1 restart)".replace(
+            "M", "3.0 MiB, 1.0 GiB on cuda:0"
+        )
+        in lines
+    )
+    assert "digits 1 END - - - - - - - - -" in lines
+    assert any(line.startswith("ranker - - - - - - - - - - - its base path") for line in lines)
 
 
 def test_verbose_shows_requests_inside_what_was_replaced_or_withdrawn(listing: Listing, capsys: Captured) -> None:
@@ -224,7 +239,7 @@ def test_verbose_shows_replicas_and_sums_them_up_in_place_of_workers(
     monkeypatch.setattr(status.time, "time", lambda: 1100.0)
     assert main(["status", "--verbose", "--server", listing.address]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "digits 2 AVAILABLE - - - - - - - ray 1/2 up, 1 starting" in lines
+    assert "digits 2 AVAILABLE - - - - - - - - ray 1/2 up, 1 starting" in lines
     assert "digits/2/0a1b2c3d/0#0 gpu-a 41 ready 100 s 1 0" in lines
     assert "digits/2/0a1b2c3d/1#3 - - placing 10 s - 2 signal 9" in lines
     assert main(["status", "--verbose", "--json", "digits", "--server", listing.address]) == 0

@@ -158,3 +158,26 @@ def test_label_that_waits_for_its_version_means_the_one_of_before_until_that_is_
     assert (meaning("stable"), labels.waiting) == (4, {})
     replace(other=4)
     assert code_of(labels, "m", "stable") is StatusCode.INVALID_ARGUMENT
+
+
+def test_label_whose_version_is_loaded_again_means_the_one_that_answers_until_that_is_available() -> None:
+    labels, available = VersionLabels(), set[int]()
+
+    def wait(version: int) -> None:
+        labels.wait(ServableId("m", version), lambda servable_id: servable_id.version in available)
+
+    def meaning(label: str) -> int | None:
+        return labels.version(ModelRef("m", label=label))
+
+    labels.replace({"m": {"stable": 8, "canary": 9}, "n": {"stable": 9}})
+    wait(9)
+    assert (meaning("stable"), meaning("canary"), labels.version(ModelRef("n", label="stable"))) == (8, None, 9)
+    labels.replace({"m": {"stable": 8, "canary": 9}}, lambda servable_id: False)
+    assert (meaning("stable"), meaning("canary")) == (8, None)
+    labels.arrived(ServableId("m", 9))
+    assert (meaning("canary"), labels.waiting) == (9, {})
+    wait(7)
+    assert labels.waiting == {}
+    available.add(8)
+    wait(8)
+    assert (meaning("stable"), labels.waiting) == (8, {})

@@ -17,8 +17,9 @@ from tests.support.servers.process import wait_until
 from tfs_lite.client import Client
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.publish import publish as publish_files
-from tfs_lite.core.servable import VersionState
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.servable import ServableId, VersionState
+from tfs_lite.core.state import ManagerState, ServableState, TimedState
+from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.protocols import messages
 
 AVAILABLE, END = VersionState.AVAILABLE, VersionState.END
@@ -234,6 +235,23 @@ def test_a_label_whose_version_fails_means_the_one_of_before_and_the_reload_says
     assert fixture.version("a", label="stable") == 1
     (found,) = fixture.client.status("a", label="stable")
     assert (found.version, found.state) == (1, AVAILABLE)
+
+
+def test_a_label_waits_for_a_version_whose_load_was_once_cancelled(
+    fixture: ServerFixture, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollback that was undone cancels loads. Its state stays until a config loads the version."""
+    only = "model_version_policy {{ specific {{ versions: {} }} }} " + STABLE
+    fixture.reload(entry("a", only.format(1, 1)))
+    publish("a", 2)
+    states = fixture.server.core.states
+    wait_until(lambda: 2 in fixture.server.core.sources.found("a").versions, "version 2 is seen", 30)
+    status = Status(StatusCode.CANCELLED, "Loading of {name: a version: 2} was cancelled")
+    cancelled = TimedState(ServableState(ServableId("a", 2), ManagerState.END, status), 0.0)
+    found = states.version_states
+    monkeypatch.setattr(states, "version_states", lambda name: {2: cancelled, **found(name)})
+    fixture.reload(entry("a", only.format(2, 2)))
+    assert fixture.version("a", label="stable") == 2
 
 
 def test_a_label_whose_version_has_gone_refuses_no_later_change(fixture: ServerFixture, publish: Publish) -> None:

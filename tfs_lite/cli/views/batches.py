@@ -1,5 +1,5 @@
-"""The part that ``status --verbose`` adds to each version: requests, batches, waits and workers, read from the metrics
-page.
+"""The part that ``status --verbose`` adds to each version: requests, batches, waits, memory and workers, read from the
+metrics page.
 
 The runs of a language model are the steps of its engine: the rows are those of all texts in a step, the times are those
 between two tokens of a text. The page has histograms, so times are estimates between two limits, or bounds beyond the
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tfs_lite.cli.output import state_text, table
 from tfs_lite.cli.views.models import ModelRow, Version, model_json
 from tfs_lite.cli.views.replicas import ReplicasByVersion, replicas_json
+from tfs_lite.core.loader import size_text
 from tfs_lite.core.state import ReplicaReport
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _OF_BATCHES = ("batch_size", "batch_queue_seconds", "batch_run_seconds")
 _OF_GENERATION = ("generation_step_rows", "generation_queue_seconds", "generation_inter_token_seconds")
 MEDIAN, TAIL = 0.5, 0.99
 UNKNOWN = "-"
+_MAIN = "main"
+"""The device that is the memory of the machine."""
 COLUMNS = ("model", "version", "state", "ok", "failed", "rows/run", "padding", "queue p50, p99", "run p50, p99")
 
 
@@ -62,7 +65,8 @@ class WorkerNumbers:
 @dataclass(frozen=True, slots=True)
 class RunNumbers:
     """The numbers of one version since its series began. None means unknown. ``padding`` is the share of added rows;
-    ``draining`` are the requests inside what was withdrawn or replaced."""
+    ``draining`` are the requests inside what was withdrawn or replaced. ``memory``: the bytes that the version held
+    after its load, by device: all that was measured, with its processes; else its tensors."""
 
     ok: int | None = None
     failed: int | None = None
@@ -74,6 +78,7 @@ class RunNumbers:
     run_p99: Quantile | None = None
     waiting: int | None = None
     draining: int | None = None
+    memory: Mapping[str, int] | None = None
     workers: tuple[WorkerNumbers, ...] = ()
 
 
@@ -122,12 +127,12 @@ def verbose_table(models: Iterable[ModelRow], known: NumbersByVersion, replicas:
     rows: list[tuple[Any, ...]] = []
     for model in models:
         if model.reason or not model.versions:
-            blanks = [UNKNOWN] * (len(COLUMNS) + 1)
+            blanks = [UNKNOWN] * (len(COLUMNS) + 2)
             rows.append((model.name, *blanks, model.reason or "no versions yet"))
         for item in model.versions:
             key = (model.name, item.version)
             rows.append(_row(model.name, item, known.get(key, NOTHING), replicas.get(key)))
-    return table((*COLUMNS, "waiting", "workers", "reason"), rows)
+    return table((*COLUMNS, "waiting", "memory", "workers", "reason"), rows)
 
 
 def verbose_json(models: Iterable[ModelRow], known: NumbersByVersion, replicas: ReplicasByVersion) -> dict[str, Any]:
@@ -150,6 +155,8 @@ class _Samples:
     buckets: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     requests: dict[str, float] = field(default_factory=dict)
     workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+    tensors: dict[str, int] = field(default_factory=dict)
 
     def add(self, sample: Sample) -> None:
         name, labels = sample.name.removeprefix("tfs_lite_"), sample.labels
@@ -160,6 +167,12 @@ class _Samples:
         elif name == "requests_total" and labels.get("method") in PREDICTIONS:
             code = labels.get("code", "")
             self.requests[code] = self.requests.get(code, 0) + sample.value
+        elif name == "memory_measured_bytes":
+            device = labels.get("device", "")
+            self.held[device] = self.held.get(device, 0) + int(sample.value)
+        elif name == "version_memory_bytes":
+            if labels.get("kind") == "measured":
+                self.tensors[labels.get("device", "")] = int(sample.value)
         elif name.endswith("_bucket"):
             self.buckets.setdefault(name, []).append((float(labels.get("le", "inf")), sample.value))
         else:
@@ -181,6 +194,7 @@ class _Samples:
             run_p99=self._quantile(run, TAIL),
             waiting=int(self.values["queue_depth"]) if "queue_depth" in self.values else None,
             draining=int(self.values["draining_requests"]) if "draining_requests" in self.values else None,
+            memory=self.held or self.tensors or None,
             workers=tuple(_worker(instance, facts) for instance, facts in sorted(self.workers.items(), key=_order)),
         )
 
@@ -236,11 +250,17 @@ def _shown(numbers: RunNumbers) -> Iterator[str]:
     for pair in ((numbers.queue_p50, numbers.queue_p99), (numbers.run_p50, numbers.run_p99)):
         yield UNKNOWN if pair == (None, None) else ", ".join(map(_or_dash, pair))
     yield _or_dash(numbers.waiting)
+    yield UNKNOWN if numbers.memory is None else ", ".join(_memory_text(*each) for each in numbers.memory.items())
     yield ", ".join(map(_worker_text, numbers.workers)) or UNKNOWN
 
 
 def _or_dash(value: object) -> str:
     return UNKNOWN if value is None else str(value)
+
+
+def _memory_text(device: str, size: int) -> str:
+    """``3.4 GiB``, of a GPU ``3.4 GiB on cuda:0``."""
+    return size_text(size) if device == _MAIN else f"{size_text(size)} on {device}"
 
 
 def _worker_text(worker: WorkerNumbers) -> str:

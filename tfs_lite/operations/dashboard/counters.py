@@ -14,6 +14,10 @@ from tfs_lite.operations.history.memory import VersionMemory
 from tfs_lite.serving.server_core import ServerCore
 
 _OK = "OK"
+_OF_CALLERS = frozenset(
+    {"INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "PERMISSION_DENIED", "UNAUTHENTICATED", "CANCELLED"}
+)
+"""The codes of failures that say something of the caller, and nothing of the model."""
 
 
 MEMORY_AGE = 10.0
@@ -93,6 +97,7 @@ def error_codes(totals: Mapping[Key, RequestTotals], model: str) -> dict[str, di
 def _add_requests(counts: Counts, requests: RequestTotals) -> None:
     counts.requests = sum(requests.codes.values())
     counts.failures = counts.requests - requests.codes.get(_OK, 0.0)
+    counts.faults = counts.failures - sum(requests.codes.get(code, 0.0) for code in _OF_CALLERS)
     counts.seconds = requests.seconds
     counts.gauges["in_flight"] = requests.in_flight
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -48,6 +49,10 @@ PAGE_HEADERS: Mapping[str, str] = {**SAFE_HEADERS, "content-security-policy": PO
 """A browser asks again each time, and is told 304 when it has the file."""
 DATA_HEADERS: Mapping[str, str] = {**SAFE_HEADERS, "cache-control": "no-store"}
 """The headers of answers that tell something about the server."""
+
+
+_COMMENT = re.compile(rb"^\t*// .*\n", re.MULTILINE)
+"""A line of a script that is for readers of the source. It is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,8 @@ def read_files() -> dict[str, File]:
         media_type = MEDIA_TYPES.get(path.name.rpartition(".")[2])
         if media_type is not None:
             plain = path.read_bytes()
+            if path.name.endswith(".js"):
+                plain = _COMMENT.sub(b"", plain)
             etag = f'"{hashlib.sha256(plain).hexdigest()[:20]}"'
             found[path.name] = File(media_type, plain, gzip.compress(plain, 9, mtime=0), etag)
     return found

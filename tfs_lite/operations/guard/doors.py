@@ -18,7 +18,7 @@ import orjson
 from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import StatusCode, invalid_argument, not_found
-from tfs_lite.operations.guard.report import GuardReports
+from tfs_lite.operations.guard.report import COUNTED, GuardReports
 from tfs_lite.operations.guard.trial import Command, Verb
 from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.json.values import present
@@ -146,13 +146,12 @@ def guard_schemas() -> dict[str, Tree]:
     time: Tree = {"type": ["string", "null"]}
     version: Tree = {"type": ["integer", "null"]}
     milliseconds: Tree = {"type": ["number", "null"]}
-    counts = ("requests", "failed", "shielded", "lost", "nonfinite", "refused", "late", "load")
     ended = object_of(("version", "outcome", "text", "at"), version=count, outcome=text, text=text, at=text)
     fields: dict[str, Tree] = {
         "state": {"enum": ["NONE", "ARMED", "BAKING"]},
         **dict.fromkeys(("version", "over", "answers", "back_to", "going_back"), version),
         **dict.fromkeys(("since", "until"), time),
-        **dict.fromkeys(counts, count),
+        **dict.fromkeys(COUNTED, count),
         "votes": object_of(("against", "for", "needed"), **dict.fromkeys(("against", "for", "needed"), count)),
         "run_ms": object_of(("new", "old"), new=milliseconds, old=milliseconds),
         "failures": list_of(object_of(("request_id", "error"), request_id=text, error=text)),

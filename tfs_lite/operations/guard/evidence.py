@@ -141,9 +141,10 @@ class TrialEvidence:
     inputs have at most :data:`MAX_INPUT_BYTES`.
     """
 
-    def __init__(self, id: ServableId, old: int, monotonic: Callable[[], float]) -> None:
-        """``id``: the new version. ``old``: the version that answered before it."""
+    def __init__(self, id: ServableId, old: int, monotonic: Callable[[], float], files: str = "") -> None:
+        """``id``: the new version, with these ``files``. ``old``: the version that answered before it."""
         self.id = id
+        self.files = files
         self.old = old
         self._monotonic = monotonic
         self._begun = monotonic()
@@ -296,8 +297,11 @@ class TrialEvidence:
                 self._rule = 2
             against, votes_for = self._against, self._for
             leaning = not self._rule and against >= LEANING_VOTES and log_evidence(against, votes_for) > 0
-            text = self._words(self._counts(), old_run_ms)
-            return Judgement(self._rule, leaning, against, votes_for, needed(votes_for), self._well, text)
+            counts = self._counts()
+            text = self._words(counts, old_run_ms)
+            return Judgement(
+                self._rule, leaning, against, votes_for, needed(votes_for), self._well, counts.failed, text
+            )
 
     def _is_broken(self, now: float) -> bool:
         """Rule 2: nothing was answered well yet, and the old version can do better."""

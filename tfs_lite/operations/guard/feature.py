@@ -73,7 +73,7 @@ class Guard(ServerFeature):
         self._trials: dict[str, Mapping[int, Trial]] = {}  # in the order in which trials were armed
         self.trials = self._trials
         self._lock = threading.Lock()  # guards the next two
-        self._evidence: dict[ServableId, tuple[str, TrialEvidence]] = {}  # with the files of the version
+        self._evidence: dict[ServableId, TrialEvidence] = {}  # any thread may look one up without it
         self._on_disk: dict[str, _OnDisk] = {}
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
@@ -84,7 +84,7 @@ class Guard(ServerFeature):
         self._started = self._stopped = False
         self._timer: Timer | None = None
         effects = GuardEffects(
-            hold=core.manager.hold,
+            hold=self._hold,
             set_trials=self._set_trials,
             judgement=self._judgement,
             wake=self._wake,
@@ -110,12 +110,8 @@ class Guard(ServerFeature):
 
     def counts(self, id: ServableId) -> TrialCounts | None:
         """How requests have ended on a version that is on trial; None for any other."""
-        found = self._evidence_of(id)
+        found = self._evidence.get(id)
         return found.counts if found is not None else None
-
-    @property
-    def stage(self) -> GuardStage:
-        return self._stage
 
     def command(self, name: str, command: Command) -> None:
         """Carries an order out; see :meth:`GuardStage.command`."""
@@ -204,10 +200,12 @@ class Guard(ServerFeature):
             self._save()
         with acting(GUARD):
             goes_on = self._stage.tick()
-        with self._lock:
-            counts = [(id, evidence.counts) for id, (_, evidence) in self._evidence.items()]
-        for each in counts:
-            self.reports.on_counts(*each)
+        with self._lock:  # not after the last counts of a trial
+            counts = {id: evidence.counts for id, evidence in self._evidence.items()}
+            for id, found in counts.items():
+                self.reports.metrics.on_counts(id, found)
+        for id, found in counts.items():
+            self.reports.on_counts(id, found)
         if goes_on or self._unsaved:
             with self._life:
                 if self._timer is not None:
@@ -216,38 +214,41 @@ class Guard(ServerFeature):
 
     # What the stage asks and does; see GuardEffects.
 
+    def _hold(self, id: ServableId, held: bool) -> None:
+        self._core.manager.hold(id, held)
+        if not held:
+            self._core.labels.wait(id, self._core.states.is_available)
+
     def _set_trials(self, name: str, trials: Sequence[Running]) -> None:
         found = dict[int, Trial]()
         with self._lock:
-            before = {id: self._evidence.pop(id) for id in [id for id in self._evidence if id.name == name]}
+            before = {id: evidence for id, evidence in self._evidence.items() if id.name == name}
             for trial in trials:
                 id = ServableId(name, trial.new)
-                files, evidence = before.pop(id, ("", None))
-                if evidence is None or files != trial.files:
+                evidence = before.pop(id, None)
+                if evidence is not None and evidence.files != trial.files:
                     self._forget(evidence)
-                    evidence = TrialEvidence(id, trial.old, self._core.clock.monotonic)
+                    evidence = None
+                evidence = evidence or TrialEvidence(id, trial.old, self._core.clock.monotonic, trial.files)
                 evidence.old = trial.old
-                self._evidence[id] = trial.files, evidence
+                self._evidence[id] = evidence
                 self._reruns.watch(evidence)
                 found[trial.new] = Trial(trial.old, evidence.on_end, trial.settings.repeats, evidence.nonfinite_fails)
-        for _, evidence in before.values():
-            self._forget(evidence)
+            for evidence in before.values():
+                del self._evidence[evidence.id]
+                self._forget(evidence)
         if found.keys() != self._trials.get(name, found).keys() or not found:
             self._trials.pop(name, None)
         if found:
             self._trials[name] = found
 
-    def _forget(self, evidence: TrialEvidence | None) -> None:
-        if evidence is not None:
-            self._reruns.forget(evidence)
-            self.reports.metrics.on_counts(evidence.id, evidence.counts, last=True)
-
-    def _evidence_of(self, id: ServableId) -> TrialEvidence | None:
-        with self._lock:
-            return self._evidence.get(id, ("", None))[1]
+    def _forget(self, evidence: TrialEvidence) -> None:
+        """Called with the lock held."""
+        self._reruns.forget(evidence)
+        self.reports.metrics.on_counts(evidence.id, evidence.counts, last=True)
 
     def _judgement(self, id: ServableId) -> Judgement:
-        found = self._evidence_of(id)
+        found = self._evidence.get(id)
         if found is None:
             return NO_JUDGEMENT
         old_run_ms = self.reports.run_ms(ServableId(id.name, found.old))

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SHIELDED_EVERY = 60.0
 """Seconds between two events about shielded requests of one version, at least."""
 NO_COUNTS = TrialCounts()
+COUNTED = ("requests", "failed", "shielded", "lost", "nonfinite", "refused", "late", "load")
+"""The counts that people see."""
 GUARD = Origin(Cause.GUARD)
 logger = logging.getLogger(__name__)
 
@@ -65,14 +67,7 @@ class Standing:
             "over": None if trial is None else trial.old,
             "since": _time(view.since),
             "until": _time(view.until),
-            "requests": counts.requests,
-            "failed": counts.failed,
-            "shielded": counts.shielded,
-            "lost": counts.lost,
-            "nonfinite": counts.nonfinite,
-            "refused": counts.refused,
-            "late": counts.late,
-            "load": counts.load,
+            **{name: getattr(counts, name) for name in COUNTED},
             "votes": {"against": judgement.against, "for": judgement.votes_for, "needed": judgement.needed},
             "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(self.old_run_ms)},
             "failures": [{"request_id": each.request_id, "error": each.error} for each in counts.failures],
@@ -190,9 +185,7 @@ class GuardReports:
                     del self._shielded[id]
 
     def on_counts(self, id: ServableId, counts: TrialCounts) -> None:
-        """Takes how the requests of a trial have ended until now: each second while it goes on, on one thread. The last
-        counts go to ``metrics`` alone."""
-        self.metrics.on_counts(id, counts)
+        """Takes how the requests of a trial have ended until now: each second while it goes on, on one thread."""
         now = self._core.clock.monotonic()
         at, told = self._shielded.get(id, (-SHIELDED_EVERY, 0))
         if counts.shielded > told and now - at >= SHIELDED_EVERY:
@@ -209,6 +202,7 @@ class GuardReports:
 
     def on_effect(self, name: str, effect: Effect) -> None:
         """Tells what has happened: the log, the events, the counters, and whoever waits for a change."""
+        details: dict[str, Any]
         match effect:
             case BakeBegun(trial):
                 text = "%s version %d is on trial: version %d answers what fails on it"

@@ -20,7 +20,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState
-from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, not_found
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, failed_precondition, not_found
 from tfs_lite.operations.guard.trial import (
     LAST_VOTES_SECONDS,
     MAX_REMEMBERED,
@@ -41,6 +41,7 @@ from tfs_lite.operations.guard.trial import (
     Stage,
     TakenBack,
     TrialSettings,
+    Verb,
     guarded,
     nothing,
     step,
@@ -216,6 +217,9 @@ class GuardStage:
                     raise not_found(f"model {name} is not served")
                 self._look(model, on_disk)
                 self._move(model)
+                if command.verb is Verb.UNDO and not model.state.trials:
+                    what = f"model {name} has no trial; tfs-lite rollback {name} goes back to an older version"
+                    raise failed_precondition(what)
                 try:
                     self._step(model, command)
                 except ServingError as error:
@@ -294,11 +298,8 @@ class GuardStage:
         read = {version: revision for version, (revision, _) in model.settings.items()}
         new = [item for item in items if item.status.ok and read.get(item.id.version) != item.revision]
         known = model.state.armed.keys() | model.state.rejected.keys()
-        return [
-            item
-            for item in new
-            if item.id.version not in model.available and (model.available or item.id.version in known)
-        ]
+        taken = model.available & model.state.accepted.keys()
+        return [item for item in new if item.id.version not in taken and (model.available or item.id.version in known)]
 
     def _read(self, item: ServableData[StoragePath]) -> TrialSettings:
         try:

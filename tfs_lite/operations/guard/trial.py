@@ -72,8 +72,9 @@ OFF = TrialSettings()
 class Judgement:
     """How the evidence of a trial stands. ``rule``: 1 or 2 if that rule wants the version taken back, else 0.
     ``leaning``: the trial must not end yet, because the votes lean against the version. ``against`` and ``votes_for``
-    count the votes, ``needed`` says how many against it rule 1 takes as it stands. ``answered``: the requests that the
-    version has answered. ``text``: the numbers in words, to stand behind "taken back after 11 s: "."""
+    count the votes, ``needed`` says how many against it rule 1 takes as it stands. ``answered`` and ``failed``: the
+    requests that the version has answered well, and those that it has failed. ``text``: the numbers in words, to stand
+    behind "taken back after 11 s: "."""
 
     rule: int = 0
     leaning: bool = False
@@ -81,7 +82,13 @@ class Judgement:
     votes_for: int = 0
     needed: int = 15
     answered: int = 0
+    failed: int = 0
     text: str = ""
+
+    @property
+    def doubts(self) -> bool:
+        """Whether anything speaks against the version, so that no other one is to be judged by it."""
+        return self.against > 0 or self.failed > 0
 
 
 NO_JUDGEMENT = Judgement()
@@ -211,7 +218,7 @@ class Verb(enum.Enum):
     RETRY = "retry"
     """The version is loaded again, as if it had been pushed."""
     UNDO = "undo"
-    """The version goes, and the one before it answers."""
+    """The version on trial goes, and the one before it answers."""
     ROLLBACK = "rollback"
     """The version answers, and every higher one on disk goes."""
     UNDO_ROLLBACK = "undo_rollback"
@@ -221,8 +228,8 @@ class Verb(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Command:
     """``version`` None: the version on trial; without a trial the one that the verb can only mean (``ACCEPT`` and
-    ``RETRY``: the highest that was rejected or has failed; ``UNDO``: the one that answers; ``ROLLBACK``: back to the
-    highest below it). ``who``: a name or an address for people."""
+    ``RETRY``: the highest that was rejected or has failed; ``ROLLBACK``: back to the highest below the one that
+    answers). ``who``: a name or an address for people."""
 
     verb: Verb
     version: int | None = None
@@ -351,7 +358,7 @@ def guarded(items: Items, state: ModelState, on_disk: Mapping[int, ServableData[
         if version not in wanted and version not in state.rejected and version in on_disk:
             wanted[version] = on_disk[version]
     if all(item.given_up for item in wanted.values()):
-        instead = _stand_in(listed.keys(), on_disk.keys(), state.rejected)
+        instead = _stand_in(listed.keys(), on_disk.keys(), state)
         wanted.update({} if instead is None else {instead: on_disk[instead]})
     if not wanted:
         return items
@@ -364,11 +371,13 @@ def _renewed(item: ServableData[StoragePath], retries: Mapping[int, int]) -> Ser
     return replace(item, revision=f"{item.revision}~{times}") if times else item
 
 
-def _stand_in(listed: Collection[int], on_disk: Iterable[int], rejected: Collection[int]) -> int | None:
-    """The version that answers where a list has only rejected ones: the highest one below the highest of them."""
+def _stand_in(listed: Collection[int], on_disk: Iterable[int], state: ModelState) -> int | None:
+    """The version that answers where a list has only rejected ones: the highest one below the highest of them, an
+    accepted one if there is any. Others get their trial when the source wants them."""
+    rejected = state.rejected
     dropped = [version for version in listed if version in rejected]
     lower = [v for v in on_disk if v not in rejected and v not in listed and v < max(dropped, default=0)]
-    return max(lower, default=None)
+    return max((v for v in lower if v in state.accepted), default=max(lower, default=None))
 
 
 def answering(state: ModelState, seen: Seen) -> int | None:
@@ -409,7 +418,7 @@ def _forced(now: float, settings: Settings, state: ModelState, seen: Seen) -> Re
         return None
     listed = any(version not in state.rejected and version not in seen.failed for version in seen.listed)
     on_disk = [version for version in seen.on_disk if version not in seen.failed]
-    if listed or _stand_in(seen.listed.keys(), on_disk, state.rejected) is not None:
+    if listed or _stand_in(seen.listed.keys(), on_disk, state) is not None:
         return None
     version = max((v for v in wanted if v not in seen.failed), default=max(wanted))
     state = _accept(replace(state, rejected=_without(state.rejected, version)), version, seen.listed[version])
@@ -507,8 +516,8 @@ def _known_to_answer(state: ModelState, seen: Seen) -> int | None:
 
 
 def _begun(now: float, settings: Settings, state: ModelState, seen: Seen) -> Result | None:
-    """A version that was armed is available. A trial that runs ends: its new version is the old one now, unless there
-    is a vote against it."""
+    """A version that was armed is available. A trial that runs ends: its new version is the old one now, unless it is
+    doubted: then its old version stays the old one, and the doubted one is a push again where it is wanted later."""
     for version, armed in sorted(state.armed.items()):
         if version not in seen.available or armed.old not in seen.available:
             continue
@@ -517,12 +526,11 @@ def _begun(now: float, settings: Settings, state: ModelState, seen: Seen) -> Res
             continue  # its turn comes if that one is taken back
         trial, effects = replace(armed, stage=Stage.BAKING, since=now), list[Effect]()
         if running is not None:
-            doubted = seen.judgement.against > 0
-            trial = replace(trial, old=running.old if doubted else running.new)
-            if not doubted:
-                left = _accept(left, running.new, running.files)
+            stays = seen.judgement.doubts and running.old in seen.available
+            trial = replace(trial, old=running.old if stays else running.new)
             text = f"version {version} was pushed{_so_far(seen)}"
             effects.append(BakeEnded(running, Outcome.SUPERSEDED, text))
+        left = _accept(left, trial.old, _there(seen).get(trial.old, ""))
         return replace(left, running=trial), (*effects, BakeBegun(trial))
     return None
 
@@ -640,29 +648,30 @@ def _begin_anew(state: ModelState, version: int, command: Command, what: str) ->
 
 
 def _undone(now: float, state: ModelState, seen: Seen, command: Command) -> Result:
-    """Of a trial: its version goes. Without one, the version that answers does, as by a rollback."""
+    """The version of a trial goes."""
     trials = sorted(state.trials, key=lambda trial: trial.stage is Stage.ARMED)
     trial = next((trial for trial in trials if command.version in (None, trial.new)), None)
-    if trial is not None:
-        why = f"taken back by {command.who or 'an operator'}"
-        rejection = Rejection(trial.new, trial.files, why, seen.at, By.OPERATOR)
-        return _take_back(state, seen, rejection, trial, command.who)
-    top = _newest(state, seen)
-    if command.version is not None and command.version not in (answering(state, seen), top):
-        raise failed_precondition(f"version {command.version} is not the one that answers, which is {top}")
-    return _go_back(state, seen, _next_below(command.version or top, state, seen), command.who)
+    if trial is None:
+        raise failed_precondition("it has no trial" if not trials else f"version {command.version} is not on trial")
+    why = f"taken back by {command.who or 'an operator'}"
+    rejection = Rejection(trial.new, trial.files, why, seen.at, By.OPERATOR)
+    return _take_back(state, seen, rejection, trial, command.who)
 
 
 def _rolled_back(now: float, state: ModelState, seen: Seen, command: Command) -> Result:
     to = command.version
     if to is None:
-        to = state.running.old if state.running is not None else _next_below(_newest(state, seen), state, seen)
+        to = state.running.old if state.running is not None else _next_below(_bad(state, seen), state, seen)
     return _go_back(state, seen, to, command.who)
 
 
-def _newest(state: ModelState, seen: Seen) -> int:
-    """The version that an operator means who wants to go back: the highest that answers or should."""
-    return max((version for version in seen.listed.keys() | seen.available if version not in state.rejected), default=0)
+def _bad(state: ModelState, seen: Seen) -> int:
+    """The version that an operator means who wants to go back: the one that answers. If the newest one has failed, it
+    is that, and the one that answers in its place stays."""
+    wanted = seen.listed.keys() | seen.available
+    newest = max((version for version in wanted if version not in state.rejected), default=0)
+    answers = answering(state, seen)
+    return newest if answers is None or newest in seen.failed else answers
 
 
 def _next_below(top: int, state: ModelState, seen: Seen) -> int:

@@ -32,6 +32,7 @@ def test_page_is_small() -> None:
 def test_page_needs_nothing_from_elsewhere_and_makes_no_markup_of_texts() -> None:
     for name, file in FILES.items():
         text = file.plain.decode()
+        assert not re.search(r"^\s*//", text, re.MULTILINE), f"{name} is sent with comments"
         found = re.findall(r"https?://[^\s\"'<>)]+", text)
         assert set(found) <= {"http://www.w3.org/2000/svg"}, name
         for word in (

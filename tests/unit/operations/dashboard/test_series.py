@@ -141,8 +141,8 @@ def test_what_belongs_to_no_version_that_was_asked_is_in_the_sum_alone() -> None
     counting.counts[TOTAL], counting.counts[M1] = asked(0, memory=5.0), asked(10, memory=2.0, cache=0.5)
     counting.tick()
     latest = counting.series.latest
-    assert latest.total == {"requests": 5.0, "errors": 0.0, "memory": 7.0}
-    assert latest.models == {"m": {"requests": 5.0, "errors": 0.0, "memory": 2.0}}
+    assert latest.total == {"requests": 5.0, "errors": 0.0, "faults": 0.0, "memory": 7.0}
+    assert latest.models == {"m": {"requests": 5.0, "errors": 0.0, "faults": 0.0, "memory": 2.0}}
     assert set(latest.versions) == {M1}
 
 
@@ -169,3 +169,14 @@ def test_a_version_that_was_not_asked_in_between_has_the_same_numbers_by_the_sho
     more = replace(counts, requests=8.0)
     assert more.numbers_since(counts, 2.0) == more.since(counts).numbers(2.0)
     assert counts.numbers_since(None, 2.0) == counts.numbers(2.0)
+
+
+def test_errors_that_are_their_callers_mistakes_are_no_faults() -> None:
+    counting = Counting()
+    for failures, faults in ((0, 0), (4, 0), (8, 2)):
+        counting.counts[M1] = replace(asked(10 + failures, failures), faults=faults)
+        counting.tick()
+    assert counting.points(signal="errors")[-2:] == [2.0, 2.0]
+    assert counting.points(signal="faults")[-2:] == [0.0, 1.0]
+    assert counting.series.latest.models["m"]["faults"] == 1.0
+    assert counting.series.latest.total["faults"] == 1.0

@@ -178,6 +178,59 @@ def test_a_third_push_goes_back_past_a_version_with_votes_against_it() -> None:
     assert fixture.server.ready("m") == [7, 9]
 
 
+@pytest.mark.parametrize("latest", [1, 2])
+@pytest.mark.parametrize("doubts", [Judgement(failed=1, answered=400), Judgement(against=1, failed=9)])
+def test_a_bad_version_after_a_failing_one_is_judged_against_the_last_good_one(latest: int, doubts: Judgement) -> None:
+    """And the failing one is on trial again over that, where the policy gives it."""
+    fixture = served(7, latest=latest)
+    fixture.push("m", 8)
+    fixture.rest()
+    fixture.judge("m", 8, doubts)
+    fixture.push("m", 9)
+    fixture.rest()
+    assert [(trial.new, trial.old) for trial in fixture.trials["m"]] == [(9, 7)]
+    fixture.judge("m", 9, BAD)
+    fixture.tick()
+    assert 7 in fixture.server.ready("m")
+    assert fixture.passed["m"][-1] == 7
+    fixture.rest()
+    assert [(trial.new, trial.old, trial.stage) for trial in fixture.trials["m"]] == [(8, 7, Stage.BAKING)]
+    fixture.judge("m", 8, BAD)
+    fixture.rest()
+    assert fixture.server.ready("m") == [7]
+    assert fixture.stage.rejected("m").keys() == {8, 9}
+
+
+def test_a_failing_version_that_is_wanted_again_before_it_is_unloaded_is_on_trial() -> None:
+    fixture = on_trial()
+    fixture.judge("m", 8, Judgement(failed=1))
+    fixture.push("m", 9)
+    fixture.poll()
+    fixture.server.settle()
+    fixture.tick()
+    assert [(trial.new, trial.old) for trial in fixture.trials["m"]] == [(9, 7)]
+    fixture.judge("m", 9, BAD)
+    fixture.tick()
+    assert fixture.server.ready("m") == [7, 8, 9]
+    fixture.poll()
+    assert [(trial.new, trial.old) for trial in fixture.trials["m"]] == [(8, 7)]
+    fixture.rest()
+    assert fixture.server.ready("m") == [7, 8]
+
+
+def test_a_bad_version_after_a_failing_one_is_judged_against_the_last_good_one_over_a_restart() -> None:
+    fixture = on_trial()
+    fixture.judge("m", 8, Judgement(failed=1))
+    fixture.push("m", 9)
+    fixture.rest()
+    fixture = fixture.restart()
+    fixture.rest()
+    assert [(trial.new, trial.old) for trial in fixture.trials["m"]] == [(9, 7)]
+    fixture.judge("m", 9, BAD)
+    fixture.rest()
+    assert [(trial.new, trial.old, trial.stage) for trial in fixture.trials["m"]] == [(8, 7, Stage.BAKING)]
+
+
 def test_a_third_push_that_cannot_be_loaded_leaves_the_trial_alone() -> None:
     fixture = on_trial()
     fixture.push("m", 9, Files(loads=False))
@@ -319,19 +372,29 @@ def test_undo_stops_a_push_that_is_being_loaded() -> None:
     assert fixture.stage.rejected("m").keys() == {8}
 
 
-def test_undo_after_the_trial_waits_until_the_lower_version_is_ready() -> None:
+@pytest.mark.parametrize("version", [None, 7, 8])
+def test_undo_without_a_trial_is_refused(version: int | None) -> None:
     fixture = served(7, 8)
-    assert fixture.server.ready("m") == [8]
-    fixture.command("m", Verb.UNDO)
-    assert fixture.answers_with("m") == 8
+    with pytest.raises(
+        ServingError, match="model m has no trial; tfs-lite rollback m goes back to an older version"
+    ) as raised:
+        fixture.command("m", Verb.UNDO, version)
+    assert raised.value.code is StatusCode.FAILED_PRECONDITION
     fixture.rest()
-    assert fixture.server.ready("m") == [7]
+    assert fixture.server.ready("m") == [8]
 
 
-def test_undo_is_refused_where_there_is_nothing_lower() -> None:
+def test_undo_of_a_version_that_is_not_the_one_on_trial_is_refused() -> None:
+    fixture = on_trial()
+    with pytest.raises(ServingError, match="model m: version 7 is not on trial"):
+        fixture.command("m", Verb.UNDO, 7)
+    assert fixture.answers_with("m") == 8
+
+
+def test_a_rollback_is_refused_where_there_is_nothing_lower() -> None:
     fixture = served(8)
     with pytest.raises(ServingError, match="model m: there is no version below 8 to go back to") as raised:
-        fixture.command("m", Verb.UNDO)
+        fixture.command("m", Verb.ROLLBACK)
     assert raised.value.code is StatusCode.FAILED_PRECONDITION
     assert fixture.answers_with("m") == 8
 
@@ -434,6 +497,26 @@ def test_a_rollback_from_a_newest_version_that_has_failed_keeps_the_one_that_ans
     fixture.rest()
     assert fixture.answers_with("m") == 7
     assert fixture.stage.rejected("m").keys() == {8}
+
+
+@pytest.mark.parametrize("bake", [0.0, 600.0])
+@pytest.mark.parametrize("load_begins", [True, False])
+def test_a_rollback_while_a_newer_version_is_loaded_goes_below_the_one_that_answers(
+    bake: float, load_begins: bool
+) -> None:
+    fixture = served(6, 7, settings=TrialSettings(bake))
+    fixture.push("m", 8)
+    fixture.poll()
+    if load_begins:
+        fixture.server.tick()
+        fixture.server.loads.start()
+    fixture.command("m", Verb.ROLLBACK)
+    fixture.rest()
+    while fixture.server.loads.running:
+        fixture.server.loads.finish()
+    fixture.rest()
+    assert fixture.server.ready("m") == [6]
+    assert fixture.stage.rejected("m").keys() == {7, 8}
 
 
 def test_a_rollback_with_the_policy_specific() -> None:

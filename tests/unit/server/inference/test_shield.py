@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -212,6 +213,21 @@ async def test_a_request_that_fails_is_answered_by_the_old_version(in_steps: boo
     assert (ending.ending, ending.status, ending.shielded, ending.old_failed) == (Ending.FAULT, BROKEN, True, False)
     assert (ending.request_id, ending.run_seconds, ending.old_run_seconds) == ("r1", 0.25, 0.25)
     np.testing.assert_array_equal(ending.runs[0].inputs["x"], [1])
+
+
+@pytest.mark.parametrize(("reason", "is_refused"), [(None, False), (Reason.QUEUE_FULL, True)])
+def test_a_version_on_trial_refuses_no_request_before_its_body_is_read_but_for_load(
+    reason: Reason | None, is_refused: bool
+) -> None:
+    """It has lost its process: the old version answers what it refuses."""
+    house = OnTrial(fails(), Scripted(plus(OLD)))
+    house.new.refusal = lambda deadline: Status(StatusCode.UNAVAILABLE, "has lost its worker process", reason)
+    with (
+        house.metrics.record("Predict", "m") as record,
+        pytest.raises(ServingError) if is_refused else contextlib.nullcontext(),
+    ):
+        house.predictor.admit(LATEST, record, None)
+    assert house.handles == 0
 
 
 async def test_a_good_answer_is_told_too_and_nobody_else_is_asked() -> None:

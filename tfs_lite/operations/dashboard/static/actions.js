@@ -76,7 +76,7 @@ export function rollbackButtons(app, model) {
 	if (!rollout || !app.may.has("manage")) return null;
 	const { answers, back_to: to, going_back: going, rejected, remembered } = rollout;
 	const undone = rejected.filter((one) => one.rolled_back).map(({ version }) => version);
-	const order = (verb, words, body, button) => h("button", { onclick: () => confirm(app, verb, model.name, words, `/v1/models/${name(model.name)}:guard`, body) }, button);
+	const order = (verb, words, body, button) => h("button", { onclick: () => confirm(app, verb, model.name, words, `/v1/models/${name(model.name)}:guard`, body, button) }, button);
 	const back = `Version ${to} answers once it has loaded, and no newer version does, until the next push or until this is undone.${remembered ? "" : " A restart of the server forgets it: there is no --state_directory."}`;
 	return h("div.buttons",
 		to !== null && going === null && order(`Go back to version ${to} of`, back, { action: "rollback", version: to }, `Go back to version ${to}`),
@@ -91,18 +91,18 @@ export function modelButtons(app, model) {
 	const words = serving.length ? `version ${serving.join(", ")}` : "no version";
 	return h("div.buttons",
 		h("button", { onclick: () => confirm(app, "Load", model.name, "Its directory is read, and what is new there is loaded.", repository(model.name, "load")) }, serving.length ? "Reload" : "Load"),
-		serving.length > 0 && h("button", { onclick: () => confirm(app, "Unload", model.name, `${words} finishes the requests inside and is unloaded. Then nothing answers for this model.`, repository(model.name, "unload")) }, "Unload"),
+		serving.length > 0 && h("button", { onclick: () => confirm(app, "Unload", model.name, `${words} finishes its requests and is unloaded. Then nothing answers for this model.`, repository(model.name, "unload")) }, "Unload"),
 	);
 }
 
 export function loadButton(app) {
 	if (explicit(app)) return h("button", { onclick: () => app.change({ dialog: { kind: "name" } }) }, "Load a model…");
-	return app.may.has("manage") && app.server?.control === "poll" && h("button", { onclick: () => confirm(app, "Read", "the disk again", "The config and the directories of models are read now; what has changed is loaded and unloaded.", "/v1/config:reload") }, "Read again");
+	return app.may.has("manage") && app.server?.control === "poll" && h("button", { onclick: () => confirm(app, "Look", "for changes now", "The config and the directories of models are read now; what has changed is loaded and unloaded.", "/v1/config:reload") }, "Look for changes");
 }
 
 const explicit = (app) => app.server?.control === "explicit" && app.may.has("manage");
 const repository = (model, action) => `/v2/repository/models/${name(model)}/${action}`;
-const confirm = (app, verb, what, words, path, body = {}) => app.change({ dialog: { kind: "confirm", verb, what, words, path, body } });
+const confirm = (app, verb, what, words, path, body = {}, press = verb) => app.change({ dialog: { kind: "confirm", verb, what, words, path, body, press } });
 
 async function act(app, path, body = {}) {
 	app.change({ dialog: { ...app.dialog, busy: true, error: null } });
@@ -135,10 +135,10 @@ const cancel = (app) => h("button", { onclick: () => app.change({ dialog: null }
 const buttons = (app, words, go) =>
 	h("div.buttons", h("button.main", { disabled: app.dialog.busy, onclick: go }, words), cancel(app));
 
-const confirmation = (app, { verb, what, words, path, body }) => [
+const confirmation = (app, { verb, what, words, path, body, press }) => [
 	h("h2", { id: "dialog" }, verb, " ", h("bdi", what), "?"),
 	h("p", words),
-	buttons(app, verb, () => act(app, path, body)),
+	buttons(app, press, () => act(app, path, body)),
 ];
 
 const naming = (app, shown) => [

@@ -2,7 +2,7 @@
 import { dialog, emptyForm, loadButton, modelButtons, rollbackButtons } from "./actions.js";
 import { h, pill, render } from "./dom.js";
 import { ask, follow, hasToken } from "./feed.js";
-import { RANGES, band, list, page, tiles, troubled } from "./views.js";
+import { RANGES, band, links, list, page, tiles, troubled } from "./views.js";
 import { append, clock, span } from "./words.js";
 
 const SPARK_TICKS = 5;
@@ -19,6 +19,7 @@ const app = {
 	open: null,
 	range: "10m",
 	details: null,
+	problem: null,
 	config: null,
 	form: emptyForm(),
 	search: "",
@@ -65,7 +66,7 @@ function draw() {
 			root.textContent = "";
 			root.vdom = true;
 		}
-		render(root, header(), h("main", band(app), app.open === null ? [tiles(app), list(app)] : page(app)), dialog(app));
+		render(root, header(), h("main", band(app), app.open === null ? [tiles(app), list(app)] : page(app)), links(), dialog(app));
 		document.querySelector("dialog:not([open])")?.showModal();
 		document.title = title();
 	});
@@ -73,7 +74,7 @@ function draw() {
 
 function title() {
 	const count = troubled(app);
-	return (count ? `(${count}) ` : "") + (app.open === null ? "" : `${app.open.slice(0, 60)} · `) + "tfs_lite";
+	return (count ? `(${count}) ` : "") + (app.open === null ? "" : `${app.open.slice(0, 60)} · `) + `tfs_lite ${location.host}`;
 }
 
 const LINES = { connecting: ["busy", "Connecting"], live: ["good", "Live"], lost: ["bad", "No connection"], denied: ["warn", "A token is needed"], paused: ["calm", "Paused"] };
@@ -82,7 +83,7 @@ function header() {
 	const { server, line } = app;
 	const [tone, words] = LINES[line.state];
 	const told = line.why ? `${words} since ${clock(line.since / 1000)}: ${line.why}` : words;
-	return h("header", h("div.brand", h("h1", h("a", { href: "#" }, "tfs_lite")), server && h("small", `${server.version} · up ${span(app.now() - server.started)}`)),
+	return h("header", h("div.brand", h("h1", h("a", { href: "#" }, "tfs_lite"), " ", h("small", location.host)), server && h("small", `${server.version} · up ${span(app.now() - server.started)}`)),
 		server && pill(server.ready && !server.why ? "good" : "warn", (server.ready ? "Ready" : "Not ready") + (server.why && ", " + server.why)),
 		h("span.grow"),
 		h("span", { class: "line " + tone, role: "status" }, h("i", { "aria-hidden": true }), told),
@@ -156,7 +157,9 @@ function ticked(ticks) {
 async function read(path, into) {
 	try {
 		into(await ask(path));
+		app.problem = null;
 	} catch (error) {
+		app.problem = error.message;
 		if (error.status === 401 || error.status === 403) lost(error);
 	}
 	draw();
@@ -209,7 +212,7 @@ function route() {
 	const open = found.get("model");
 	const range = RANGES[found.get("range")] ? found.get("range") : "10m";
 	const moved = open !== app.open;
-	if (moved) Object.assign(app, { details: null, config: null, form: emptyForm(), cursor: null, tables: new Set() });
+	if (moved) Object.assign(app, { problem: null, details: null, config: null, form: emptyForm(), cursor: null, tables: new Set() });
 	app.open = open;
 	app.range = range;
 	if (open !== null && app.line.state === "live") readDetails();

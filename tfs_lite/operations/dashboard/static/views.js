@@ -1,7 +1,7 @@
 // What the page shows: the list of all models, the worst first, and everything about one of them.
 import { tryIt } from "./actions.js";
 import { h, pill, scroll } from "./dom.js";
-import { DASH, area, bytes, ceiling, clock, cut, highest, lanes, last, moment, number, path, plain, plural, seconds, share, span, state, stateOf, verdict } from "./words.js";
+import { DASH, area, binary, bytes, ceiling, clock, cut, highest, lanes, last, moment, number, once, path, plain, plural, seconds, share, span, state, stateOf, verdict, without } from "./words.js";
 
 const PAGE = 100;
 const MOST_CHIPS = 6;
@@ -36,8 +36,9 @@ function split(model) {
 
 const count = (signal) => ({ now }) => number(now[signal] ?? 0);
 const time = (signal) => ({ now }) => seconds(now[signal]);
-const alarm = (value) => h("span", { class: value ? "alarm" : null }, number(value ?? 0));
-const errors = ({ now }) => alarm(now.errors);
+const alarm = (value, bad = value) => h("span", { class: bad ? "alarm" : null }, number(value ?? 0));
+// Red if some are not the callers' own.
+const errors = ({ now }) => alarm(now.errors, now.faults ?? 0);
 
 const COLUMNS = [
 	["Status", "rank"],
@@ -65,6 +66,12 @@ function chosen(app) {
 	return found;
 }
 
+// Why nothing is shown yet.
+const nothing = ({ line, problem }) => ({ denied: "This server shows nothing without a token. The button Token takes one.", lost: "There is no connection to the server." })[line.state] || problem || "Reading…";
+
+const empty = ({ control }) =>
+	"No model is served. " + (control === "explicit" ? "Load one by its name: here, or by POST /v2/repository/models/NAME/load." : "Put a version into the model repository (tfs-lite publish FILE --base REPOSITORY/NAME), or name a model in the config file.");
+
 export function list(app) {
 	const found = chosen(app);
 	const pages = Math.max(1, Math.ceil(found.length / PAGE));
@@ -89,7 +96,7 @@ export function list(app) {
 		),
 		rows.length
 			? scroll("All models", h("table.models", h("thead", h("tr", COLUMNS.map((column) => heading(app, column)))), h("tbody", rows.map((model) => row(app, model)))))
-			: h("p.empty", app.models.size ? "No model fits." : app.server ? "No model is served." : "Reading…"),
+			: h("p.empty", app.models.size ? "No model fits." : app.server ? empty(app.server) : nothing(app)),
 		pages > 1 &&
 			h(
 				"nav.pages",
@@ -149,17 +156,17 @@ export function tiles(app) {
 	return h(
 		"section.tiles",
 		{ "aria-label": "The server" },
-		tile("Requests/s", count("requests")(server), plural(now.in_flight ?? 0, "request") + " inside", "requests"),
+		tile("Requests/s", count("requests")(server), plural(now.in_flight ?? 0, "request") + " in progress", "requests"),
 		tile("Latency p99", seconds(now.p99), `p50 ${seconds(now.p50)}`, "p99", "c1"),
-		tile("Errors/s", errors(server), now.errors ? share(now.errors / now.requests) + " of requests" : "none", "errors", "c3"),
+		tile("Errors/s", errors(server), now.errors ? share(now.errors / now.requests) + " of requests" + (now.faults ? "" : ", by mistakes of callers") : "none", "errors", "c3"),
 		tile("Waiting", count("waiting")(server), `queue ${seconds(now.queue)}, run ${seconds(now.run)}`, "waiting", "c2"),
 		(now.tokens ?? total?.points.tokens) && tile("Tokens/s", count("tokens")(server), `${plural(now.texts ?? 0, "text")} run, ${number(now.texts_waiting ?? 0)} wait`, "tokens", "c4"),
 		h("div.tile.memory",
 			h("span.name", "Memory"),
 			server.memory.map(({ device, instance, used, total: most }) =>
 				h("div.device", { key: device + instance },
-					h("span", device === "main" ? "Main" : `${device.toUpperCase()} ${instance}`),
-					h("meter", { min: 0, max: Math.max(most, 1), value: used, high: most * 0.9, "aria-label": `Memory set aside for models on ${device} ${instance}` }),
+					h("span", device === "main" ? "CPU, main memory" : `${device.toUpperCase()} ${instance}`),
+					h("meter", { min: 0, max: Math.max(most, 1), value: used, high: most * 0.9, "aria-label": `Memory reserved for models on ${device} ${instance}` }),
 					h("b", bytes(used)),
 					h("small", "of " + bytes(most)),
 				),
@@ -181,13 +188,13 @@ export function page(app) {
 	const { open, details } = app;
 	const model = app.models.get(open);
 	const back = h("nav", { "aria-label": "Back" }, h("a", { href: app.link({ model: null }) }, "← All models"));
-	if (!model && !details) return [back, h("p.empty", app.server ? "Reading…" : "")];
+	if (!model && !details) return [back, h("p.empty", nothing(app))];
 	const found = details?.explanation;
 	return [
 		back,
 		h("div.title", h("h2", h("bdi", open)), pill(...verdict((model || found).verdict)), model && app.modelButtons(model), model && app.rollbackButtons(model)),
 		why(model, found),
-		model && versions(app, model),
+		model && versions(app, model, found?.because || []),
 		details && [
 			states(app, model, details),
 			plots(app, details),
@@ -209,9 +216,9 @@ const table = (title, rows, key, columns, last, kind) =>
 		title,
 		h(
 			"table",
-			{ class: kind },
+			{ class: kind || "rows" },
 			h("thead", h("tr", columns.map(([heading, , kind]) => h("th", { scope: "col", class: kind === "n" ? kind : null }, heading)))),
-			h("tbody", rows.map((row) => h("tr", { key: key(row) }, columns.map(([, print, kind]) => h("td", { class: kind }, print(row))))), last),
+			h("tbody", rows.map((row) => h("tr", { key: key(row) }, columns.map(([heading, print, kind]) => h("td", { class: kind, "data-name": heading }, print(row))))), last),
 		),
 	);
 
@@ -220,6 +227,10 @@ const records = (id, title, more, rows, key, columns, last) =>
 	(rows.length || last) && card(id, title, more, table(title, rows.slice(0, MOST_ROWS), key, columns, last));
 
 // A refused config concerns every model.
+const LINKS = { "/metrics": "Metrics", "/openapi.json": "API description", "/v1/overview": "This page as JSON" };
+
+export const links = () => h("footer.pages", Object.entries(LINKS).map(([href, words]) => h("a", { href }, words)));
+
 export const band = ({ server }) =>
 	server?.config_refused && h("section.card.why.trouble", { key: "refused", role: "alert" }, cause(server.config_refused));
 
@@ -236,7 +247,7 @@ function why(model, found) {
 	return h(
 		"section",
 		{ class: calm ? "card why" : "card why trouble", "aria-label": "Why" },
-		!calm && h("p.sentence", (model || found).sentence),
+		!calm && h("p.sentence", without((found || model).sentence, chain)),
 		chain.length > 0 &&
 			h(
 				"ol",
@@ -252,20 +263,21 @@ function why(model, found) {
 	);
 }
 
-function versions(app, model) {
+function versions(app, model, causes) {
+	const told = new Set(causes.map(({ text }) => text));
 	const lost = model.unanswered;
 	const last =
 		lost.requests > 0 &&
-		h("tr", { key: NO_VERSION }, h("td", NO_VERSION), h("td.state", "requests that no version answered"), h("td.n", number(lost.requests)), h("td"), h("td"), h("td.n.alarm", number(lost.errors)), h("td"), h("td"), h("td"));
+		h("tr", { key: NO_VERSION }, h("td", NO_VERSION), h("td.state", "requests that no version answered"), h("td.n", { "data-name": "Requests/s" }, number(lost.requests)), h("td"), h("td"), h("td.n", { "data-name": "Errors/s" }, errors({ now: lost })), h("td"), h("td"), h("td"));
 	return records("versions", "Versions", split(model), model.versions, ({ version }) => version, [
 		["Version", chip],
-		["State", (one) => [state(one)[0], one.since && h("small", ` ${span(app.now() - one.since)}`), one.progress ? progress(one.progress) : one.message && h("p.why", one.message)], "state"],
+		["State", (one) => [state(one)[0], one.since && h("small", ` ${span(app.now() - one.since)}`), one.progress ? progress(one.progress) : one.message && !told.has(one.message) && h("p.why", one.message)], "state"],
 		["Requests/s", count("requests"), "n"],
 		["p50", time("p50"), "n"],
 		["p99", time("p99"), "n"],
 		["Errors/s", errors, "n"],
 		["Waiting", count("waiting"), "n"],
-		["Inside", count("in_flight"), "n"],
+		["In progress", count("in_flight"), "n"],
 		["Memory", ({ memory }) => bytes(memory), "n"],
 	], last);
 }
@@ -308,7 +320,7 @@ function plots(app, details) {
 		pair("Run and queue", ["run", "queue"], ["run", "queue"], seconds),
 		pair("Rows of a batch", ["rows", "padding"], ["rows", "padding"], number),
 		by("Waiting", "waiting", number),
-		by("Inside", "in_flight", number),
+		by("In progress", "in_flight", number),
 		by("Memory", "memory", bytes),
 	].filter(Boolean);
 	return card("numbers", "Numbers", h("small", app.range === "4h" ? "every minute" : "every 2 s"), drawn.length ? h("div.plots", drawn) : h("p.empty", "Nobody asked it in this time."));
@@ -331,13 +343,14 @@ function failures({ failures: rows, codes }) {
 	const totals = Object.entries(codes).flatMap(([version, counts]) => Object.entries(counts).map(([code, count]) => `${code}${version && ` (v${version})`} ${number(count)}`));
 	if (!rows.length && !totals.length) return null;
 	const more = h("small", totals.join(" · "));
+	const message = once();
 	return (
 		records("failures", "Failed requests", more, rows, ({ request_id: id, time }) => id + time, [
 			["Time", ({ time }) => clock(moment(time))],
 			["Version", ({ version }) => version ?? DASH],
 			["Code", ({ code }) => code],
 			["Stage", ({ stage }) => stage],
-			["Message", ({ message }) => message, "text"],
+			["Message", (one) => message(one.message), "text"],
 			["Request", ({ request_id: id }) => h("code", id)],
 		]) || card("failures", "Failed requests", more)
 	);
@@ -345,25 +358,27 @@ function failures({ failures: rows, codes }) {
 
 const told = (details) => Object.entries(details).filter(([, value]) => typeof value !== "object").map(([name, value]) => (name === "seconds" ? seconds(value) : name === "why" ? value : `${name} ${value}`));
 
-const events = ({ events: rows }) =>
-	records("events", "Events", h("small", plural(rows.length, "event")), rows.toReversed(), ({ seq }) => seq, [
+function events({ events: rows }) {
+	const text = once();
+	return records("events", "Events", h("small", plural(rows.length, "event")), rows.toReversed(), ({ seq }) => seq, [
 		["Time", ({ time, last, count }) => [clock(moment(last || time)), count > 1 && h("small", ` ×${number(count)}`)], "time"],
 		["Version", ({ version }) => version ?? DASH],
 		["What", ({ kind }) => plain(kind)],
 		["Wanted by", ({ cause, by }) => plain(cause || "") + (by ? ` (${by})` : "")],
-		["Details", ({ status, details }) => status?.message || told(details).join(", "), "text"],
+		["Details", ({ status, details }) => (status?.message ? text(status.message) : told(details).join(", ")), "text"],
 	]);
+}
 
 const memory = ({ memory: rows }) =>
 	records("memory", "Memory", h("small", "of each load and unload"), rows, ({ version }) => version, [
 		["Version", ({ version }) => version],
-		["State", ({ resident, disturbed }) => (resident ? "in memory" : "unloaded") + (disturbed ? ", beside others" : "")],
+		["State", ({ resident, disturbed }) => (resident ? "in memory" : "unloaded") + (disturbed ? ", inexact: others loaded at the time" : "")],
 		["Files", ({ files }) => bytes(files), "n"],
-		["Set aside", ({ reserved }) => bytes(reserved), "n"],
+		["Reserved", ({ reserved }) => bytes(reserved), "n"],
 		["Tensors", ({ measured }) => bytes(measured), "n"],
 		["Processes", ({ workers }) => bytes(workers.reduce((sum, held) => sum + held, 0) || null), "n"],
-		["Given back", ({ given_back: back }) => bytes(back), "n"],
-		["Left behind", ({ leaked, disturbed }) => (disturbed ? DASH : bytes(leaked)), "n"],
+		["Freed", ({ given_back: back }) => bytes(back), "n"],
+		["Not freed", ({ leaked, disturbed }) => (disturbed ? DASH : bytes(leaked)), "n"],
 	]);
 
 // Plots, small lines beside numbers, and the time line of versions.
@@ -388,7 +403,7 @@ const curve = ({ points, tone }, top, filled) => [
 function plot(app, series, title, print, lines) {
 	if (!lines.length) return null;
 	const { length, step, end } = series;
-	const top = ceiling(highest(lines));
+	const top = (print === bytes ? binary : ceiling)(highest(lines));
 	const place = app.cursor === null ? null : Math.round(app.cursor * (length - 1));
 	const valueOf = ({ points }) => print(place === null ? last(points.slice(-3)) : points[place]);
 	const label = lines.map((line) => `${line.name} ${print(last(line.points))}`).join(", ");
@@ -450,6 +465,6 @@ function timeline(events, versions, to, seconds) {
 			const words = parts.map(({ state, from: begun }) => `${stateOf(state)[0]} since ${clock(begun)}`).join(", ");
 			return h("div.lane", { key: version }, h("span.label", "v" + version), h("div.track", { role: "img", "aria-label": `Version ${version}: ${words}` }, parts.map(part)));
 		}),
-		h("div.axis", { "aria-hidden": true }, h("span", clock(from)), h("span", clock(from + seconds / 2)), h("span", "now")),
+		h("div.axis", { "aria-hidden": true }, h("span", "−" + span(seconds)), h("span", "−" + span(seconds / 2)), h("span", "now")),
 	);
 }

@@ -46,9 +46,14 @@ export function span(value) {
 	const whole = Math.max(0, Math.round(value));
 	if (whole < 60) return whole + " s";
 	if (whole < 3600) return Math.floor(whole / 60) + " min";
-	if (whole < 86400) return Math.floor(whole / 3600) + " h " + Math.floor((whole % 3600) / 60) + " min";
-	return Math.floor(whole / 86400) + " d " + Math.floor((whole % 86400) / 3600) + " h";
+	if (whole < 86400) return parts(whole, 3600, " h", 60, " min");
+	return parts(whole, 86400, " d", 3600, " h");
 }
+
+const parts = (whole, unit, name, less, its) => {
+	const rest = Math.floor((whole % unit) / less);
+	return Math.floor(whole / unit) + name + (rest ? ` ${rest}${its}` : "");
+};
 
 const two = (value) => String(value).padStart(2, "0");
 
@@ -128,6 +133,18 @@ export function ceiling(value) {
 	if (!(value > 0)) return 1;
 	const power = 10 ** Math.floor(Math.log10(value));
 	return power * [1, 2, 5, 10].find((factor) => factor * power >= value * 0.999);
+}
+
+// The same of bytes: the least power of two.
+export const binary = (value) => 2 ** Math.ceil(Math.log2(value || 1));
+
+// A sentence without the causes that are told one by one below it.
+export const without = (sentence, causes) => causes.reduce((left, { text }) => [": ", "; ", ", but "].reduce((kept, mark) => kept.replace(mark + text, ""), left), sentence);
+
+// Of texts below each other, each once.
+export function once() {
+	const told = new Set();
+	return (text) => (!told.has(text) || !text ? (told.add(text), text) : "as above");
 }
 
 export const highest = (lines) => lines.reduce((most, { points }) => points.reduce((a, b) => (b > a ? b : a), most), 0);
