@@ -25,7 +25,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.core.trial import Ending, TrialEnding
 from tfs_lite.operations.guard.evidence import KEPT_IN_SPAN, RULE_2_FAILURES, SPAN_SECONDS, Ran, TrialEvidence
-from tfs_lite.operations.guard.trial import LAST_VOTES_SECONDS, TrialSettings
+from tfs_lite.operations.guard.trial import LAST_VOTES_SECONDS, Judgement, TrialSettings
 from tfs_lite.protocols.runs import Run
 
 Shares = NDArray[np.float64]
@@ -83,7 +83,7 @@ class Trial:
         self._settings = TrialSettings(bake)
         self._rng = random.Random(seed)
         generator = np.random.default_rng(seed)
-        seconds = int(self._settings.longest)
+        seconds = int(self._settings.longest(Judgement(leaning=True)))
         self._new, self._old = push.shares(self._rng, seconds)
         self._certain = 1 - (1 - push.new_requests) * (1 - push.both_requests)
         self._fails = 1 - (1 - self._certain) * (1 - self._new)

@@ -137,16 +137,18 @@ def test_who_may_only_manage_hears_that_it_is_done_and_does_not_do_it_twice(
         code, said = night.run("rollback", "m", "--undo", by, grpc=grpc)
         assert (code, said) == (0, "model m: the rollback is undone; this token may not read how it stands\n")
         night.wait_answer(7)
+        night.put(8)
+        night.wait_answer(8)
         code, said = night.run("guard", "undo", "m", by, grpc=grpc)
         assert code == 0
         assert said.startswith("model m: undo is done; version ")
         assert said.endswith("; this token may not read how it stands\n")
-        night.wait_answer(6)
-        code, said = night.run("guard", "accept", "m@7", "--wait=5", by, grpc=grpc)
+        night.wait_answer(7)
+        code, said = night.run("guard", "accept", "m@8", "--wait=5", by, grpc=grpc)
         assert code == 1
         assert "model m: accept is done; version " in said
         assert "it cannot be waited for: " in said
-        night.wait_answer(7)
+        night.wait_answer(8)
         code, said = night.run("guard", "m", by, grpc=grpc)
         assert code == 1, "there is nothing but to read"
 
@@ -259,10 +261,10 @@ def test_an_undo_takes_a_version_on_trial_back_at_once(night: NightFixture) -> N
     code, said = night.run("guard", "undo", "m")
     assert (code, night.served.version()) == (0, 7)
     assert "taken back by 127.0.0.1" in said
+    assert "do: to have it answer again: tfs-lite guard accept m@8" in said
     code, said = night.run("guard", "undo", "m")
     assert (code, night.served.version()) == (1, 7)
     assert "model m has no trial; tfs-lite rollback m goes back to an older version" in said
-    assert "do: to have it answer again: tfs-lite guard accept m@8" in said
     assert night.run("guard", "accept", "m@8", "--wait", "20")[0] == 0
     night.wait_answer(8)
 

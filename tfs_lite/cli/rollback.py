@@ -45,16 +45,16 @@ def _go_back(args: Namespace, model: str, to: int | None) -> int:
     rollout = _command(args, model, "rollback", to)
     if to is None:
         to = rollout["going_back"] if rollout["going_back"] is not None else rollout["answers"]
+    if to is None:
+        raise CliError(f"model {model}: no version answers; {_why(args, model) if before is not None else UNREAD}")
     if before is None:
         return _say(args, f"model {model}: version {to} is to answer; {UNREAD}", rollout)
-    if to is None:
-        raise CliError(f"model {model}: no version answers; {_why(args, model)}")
     answer = _wait(args, model, to, begun)
     rollout = answer["rollout"]
     back = [each["version"] for each in rollout["rejected"] if each["version"] > to]
     text = f"model {model}: version {to} answers now, after {time.monotonic() - begun:.2f} s"
-    if answered := _unversioned(before):
-        text += ", as before" if answered == {to} else f", in place of version {max(answered)}"
+    if (answered := _answers(before)) is not None:
+        text += ", as before" if answered == to else f", in place of version {answered}"
     if back:
         text += f"; {numbers(back)} must not, until the next push or tfs-lite rollback {model} --undo"
     if not rollout["remembered"]:
@@ -90,11 +90,6 @@ def _read(args: Namespace, model: str) -> Tree | None:
         raise
 
 
-def _unversioned(answer: Tree) -> set[int]:
-    """The version that answers requests which name none, if one does."""
-    return {each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"}
-
-
 def _command(args: Namespace, model: str, action: str, version: int | None) -> Tree:
     """Adds to a refusal which version answers, which there are, and what helps."""
     try:
@@ -117,10 +112,15 @@ def _why(args: Namespace, model: str, is_missing: bool = False) -> str:
     answer = explained(args, model)
     if answer["verdict"] == "NOT_CONFIGURED":
         return str(answer["sentence"])
-    text = f"{_now(answer)} answers now; known are {versions_text(answer)}"
+    text = f"{_now(answer)} answers now; there are versions {versions_text(answer)}"
     if is_missing:
         text += ". One that is not there: publish its files again: tfs-lite publish SRC --base BASE"
     return text
+
+
+def _answers(answer: Tree) -> int | None:
+    """The version that answers requests which name none."""
+    return next((each["version"] for each in answer["answers_now"] if each["reference"] == "unversioned"), None)
 
 
 def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
@@ -131,7 +131,7 @@ def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
     told, tell_at = "", begun + LINE_SECONDS
     for _ in looks(args.timeout):
         answer = explained(args, model)
-        if _unversioned(answer) == {version}:
+        if _answers(answer) == version:
             return answer
         line = next((line for line in answer["versions"] if line["version"] == version), None)
         if line is not None and line["sentence"] != told and time.monotonic() >= tell_at:
@@ -163,7 +163,8 @@ def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
 
 def _now(answer: Tree) -> str:
     """The version that answers requests which name none: ``version 7``, ``no version``."""
-    return next((f"version {version}" for version in _unversioned(answer)), "no version")
+    answers = _answers(answer)
+    return "no version" if answers is None else f"version {answers}"
 
 
 def _say(args: Namespace, text: str, rollout: Tree) -> int:

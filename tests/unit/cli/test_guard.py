@@ -115,7 +115,7 @@ def test_a_rollback_that_waits_tells_what_it_waits_for(capsys: Captured, monkeyp
     said = capsys.readouterr()
     assert said.err.splitlines() == [f"model m: version 8 answers; {sentence}" for sentence in (first, second)]
     assert said.out.startswith("model m: version 7 answers now, after ")
-    assert "; before, version 8 did" in said.out
+    assert ", in place of version 8" in said.out
 
 
 def test_a_rollback_that_does_not_come_says_why_and_what_answers(

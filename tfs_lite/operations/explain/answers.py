@@ -209,7 +209,7 @@ def _sentence(case: Case, verdict: Verdict, because: Sequence[Link]) -> str:
     serving = [each for each in answering if verdict_of_version(model, each) is Verdict.SERVING]
     if not serving:
         return f"{first}{reason}; version {max(answering)} is loaded, but does not answer"
-    means = model.meaning(label) if label in model.labels else None
+    means = model.meaning(label) if label is not None and label in model.labels else None
     return f"{first}{reason}; version {means if means in serving else max(serving)} answers instead"
 
 
