@@ -130,7 +130,8 @@ class Newcomer:
     def _run(self, *command: str) -> str:
         env = {**os.environ, **self.env, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         if self.server is not None:
-            env["TFS_LITE_SERVER"] = self.server.target
+            needs_grpc = re.search(r"tfs-lite (predict|reload|record)\b", " ".join(command))
+            env["TFS_LITE_SERVER"] = self.server.target if needs_grpc else f"127.0.0.1:{self.server.http_port}"
         done = subprocess.run(
             [self._with_ports(word) for word in command],
             cwd=self.directory,
