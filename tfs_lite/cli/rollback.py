@@ -136,7 +136,7 @@ def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
         line = next((line for line in answer["versions"] if line["version"] == version), None)
         if line is not None and line["sentence"] != told and time.monotonic() >= tell_at:
             told, tell_at = line["sentence"], time.monotonic() + LINE_SECONDS
-            print(f"model {model}: {_now(answer)} answers; {told}", file=sys.stderr, flush=True)
+            print(f"model {model}: {told}", file=sys.stderr, flush=True)
         waits = answer["rollout"] is not None and answer["rollout"]["going_back"] == version
         if waits or line is None or line["verdict"] not in _IN_VAIN:
             failed_since = None
@@ -156,7 +156,7 @@ def _wait(args: Namespace, model: str, version: int, begun: float) -> Tree:
     sentence = next((line["sentence"] for line in answer["versions"] if line["version"] == version), answer["sentence"])
     raise CliError(
         f"model {model}: version {version} does not answer after {time.monotonic() - begun:.0f} s, and is still on its "
-        f"way: {sentence}; {_now(answer)} answers now. tfs-lite explain {model}@{version} says what it waits for",
+        f"way: {sentence}. tfs-lite explain {model}@{version} says what it waits for",
         "DEADLINE_EXCEEDED",
     )
 

@@ -105,7 +105,7 @@ def explanation(answers: int, sentence: str, verdict: str = "LOADING") -> dict[s
 
 
 def test_a_rollback_that_waits_tells_what_it_waits_for(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (f"version 7 is waiting: attempt {number} of 6 failed" for number in (1, 2))
+    first, second = (f"version 7 waits: attempt {number} of 6 failed; version 8 answers instead" for number in (1, 2))
     answers = [explanation(8, first), explanation(8, first), explanation(8, second), explanation(8, second)]
     given = iter([*answers, explanation(7, "version 7 answers", "SERVING")])
     monkeypatch.setattr(rollback, "explained", lambda args, model: next(given))
@@ -113,7 +113,7 @@ def test_a_rollback_that_waits_tells_what_it_waits_for(capsys: Captured, monkeyp
     monkeypatch.setattr(rollback, "LINE_SECONDS", 0.0)
     assert main(["rollback", "m", "--to", "7", "--server=127.0.0.1:1"]) == 0
     said = capsys.readouterr()
-    assert said.err.splitlines() == [f"model m: version 8 answers; {sentence}" for sentence in (first, second)]
+    assert said.err.splitlines() == [f"model m: {sentence}" for sentence in (first, second)]
     assert said.out.startswith("model m: version 7 answers now, after ")
     assert ", in place of version 8" in said.out
 
@@ -121,9 +121,9 @@ def test_a_rollback_that_waits_tells_what_it_waits_for(capsys: Captured, monkeyp
 def test_a_rollback_that_does_not_come_says_why_and_what_answers(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = explanation(8, "version 7 is waiting: attempt 4 of 6 failed")
+    asked = explanation(8, "version 7 waits: attempt 4 of 6 failed; version 8 answers instead")
     monkeypatch.setattr(rollback, "explained", lambda args, model: asked)
     monkeypatch.setattr(rollback, "command", lambda *args: asked["rollout"])
     assert main(["rollback", "m", "--to", "7", "--timeout=0.1", "--server=127.0.0.1:1"]) == 1
     said = capsys.readouterr().err
-    assert "is still on its way: version 7 is waiting: attempt 4 of 6 failed; version 8 answers now" in said
+    assert "is still on its way: version 7 waits: attempt 4 of 6 failed; version 8 answers instead. tfs" in said
