@@ -259,18 +259,19 @@ class ServerCore:
             raise invalid_argument("ModelSpec has no name specified")
         if ref.label is None:
             return self.manager.get_servable_handle(ref)
-        version = self.labels.version(ref)
-        if version in self.features.rejected(ref.name):
-            return self.manager.get_servable_handle(ModelRef(ref.name))
+        version = self._meant(ref)
         try:
             return self.manager.get_servable_handle(ModelRef(ref.name, version))
-        except ServingError:
-            named = self.labels.resolve(ref.name, ref.label)
-            if named in self.features.rejected(ref.name):
-                return self.manager.get_servable_handle(ModelRef(ref.name))  # it was rejected meanwhile
-            if named == version:
-                raise
-            return self.manager.get_servable_handle(ModelRef(ref.name, named))  # it has become available meanwhile
+        except ServingError:  # what the label means may have changed meanwhile
+            for other in (self._meant(ref), self.labels.resolve(ref.name, ref.label)):
+                if other != version:
+                    return self.manager.get_servable_handle(ModelRef(ref.name, other))
+            raise
+
+    def _meant(self, ref: ModelRef) -> int | None:
+        """The version that a label means now; None: the latest one."""
+        version = self.labels.version(ref)
+        return None if version in self.features.rejected(ref.name) else version
 
     # What happens.
 
