@@ -210,10 +210,10 @@ def test_an_undo_takes_a_version_on_trial_back_at_once(night: NightFixture) -> N
     code, said = night.run("guard", "undo", "m")
     assert (code, night.served.version()) == (0, 7)
     assert "taken back by 127.0.0.1" in said
+    assert "do: to have it answer again: tfs-lite guard accept m@8" in said
     code, said = night.run("guard", "undo", "m")
     assert (code, night.served.version()) == (1, 7)
     assert "model m has no trial; tfs-lite rollback m goes back to an older version" in said
-    assert "do: to have it answer again: tfs-lite guard accept m@8" in said
     assert night.run("guard", "accept", "m@8", "--wait", "20")[0] == 0
     night.wait_answer(8)
 
