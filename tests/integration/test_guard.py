@@ -286,6 +286,7 @@ def test_label_on_a_version_whose_rollback_is_undone_has_an_answer_while_that_is
         def versions() -> list[int]:
             return [found.served.version(label=label) for label in ("v2", "v3")]
 
+        found.wait_states(v2=AVAILABLE, v3=AVAILABLE)  # the model is ready with one of them
         assert versions() == [2, 3]
         found.say(Verb.ROLLBACK, 1)
         wait_until(lambda: versions() == [1, 1], "both labels mean version 1", TIMEOUT)

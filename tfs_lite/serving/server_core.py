@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -260,22 +259,23 @@ class ServerCore:
             raise invalid_argument("ModelSpec has no name specified")
         if ref.label is None:
             return self.manager.get_servable_handle(ref)
-        version = self.labels.version(ref)
-        rejected = self.features.rejected(ref.name)
-        if version is not None and version in rejected:
-            with suppress(ServingError):  # the version may go in this moment
-                instead = instead_of(version, self.manager.available_versions(ref.name), rejected)
-                return self.manager.get_servable_handle(ModelRef(ref.name, instead))
-            return self.manager.get_servable_handle(ModelRef(ref.name))
+        version = self._meant(ref)
         try:
             return self.manager.get_servable_handle(ModelRef(ref.name, version))
-        except ServingError:
-            named = self.labels.resolve(ref.name, ref.label)
-            if named in self.features.rejected(ref.name):
-                return self.manager.get_servable_handle(ModelRef(ref.name))  # it was rejected meanwhile
-            if named == version:
-                raise
-            return self.manager.get_servable_handle(ModelRef(ref.name, named))  # it has become available meanwhile
+        except ServingError:  # what the label means may have changed meanwhile
+            for other in (self._meant(ref), self.labels.resolve(ref.name, ref.label)):
+                if other != version:
+                    return self.manager.get_servable_handle(ModelRef(ref.name, other))
+            raise
+
+    def _meant(self, ref: ModelRef) -> int | None:
+        """The version that a label means now; None: the latest one. One on a rejected version means the highest one
+        below it that is available."""
+        version = self.labels.version(ref)
+        rejected = self.features.rejected(ref.name)
+        if version is None or version not in rejected:
+            return version
+        return instead_of(version, self.manager.available_versions(ref.name), rejected)
 
     # What happens.
 
