@@ -120,6 +120,7 @@ def test_two_servers_are_replaced_one_after_the_other_and_back(
         balancer = balancing([server for servers in rounds for server in servers], port, tmp_path)
         opened.callback(balancer.wait)
         opened.callback(balancer.terminate)
+        settled(seen)
         for servers, successors in pairwise(rounds):
             for server, successor in zip(servers, successors, strict=True):
                 answered_more(seen)
@@ -133,6 +134,16 @@ def test_two_servers_are_replaced_one_after_the_other_and_back(
         assert events.count('"SERVER_STARTED"') == len(rounds), "each has gone on with what the one before has written"
 
 
+def settled(seen: Counter[str]) -> None:
+    """Returns when the balancer has found out which servers are there, and counts from then on."""
+    while True:
+        answered_more(seen)
+        failed = seen.total() - seen["answered"]
+        seen.clear()
+        if not failed:
+            return
+
+
 def answered_more(seen: Counter[str]) -> None:
-    enough = seen.total() + 200
-    wait_until(lambda: seen.total() >= enough, "the callers are answered")
+    enough = seen["answered"] + 1000
+    wait_until(lambda: seen["answered"] >= enough, "the callers are answered")
