@@ -12,7 +12,7 @@ LONGEST = 1500.0
 """Seconds until the last version is decided about: one that fails rarely is on trial for longer than its bake."""
 
 
-@pytest.mark.slow
+@pytest.mark.load
 def test_callers_do_not_notice_a_version_that_always_fails_nor_one_with_another_input(tmp_path: Path) -> None:
     with Pushes(tmp_path, "rest", kinds=FEW, callers=10, rate=40) as pushes:
         pushes.push_all()

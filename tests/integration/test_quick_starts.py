@@ -182,6 +182,7 @@ def test_the_first_page_of_the_site(tmp_path: Path) -> None:
         wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] == 200, "the second version is served")
 
 
+@pytest.mark.load
 def test_a_model_in_production_and_back(tmp_path: Path) -> None:
     page = "docs/production.md"
     serve, ask = blocks(page, "Serve")
@@ -495,6 +496,7 @@ def test_a_classifier_is_tuned_and_pushed_under_the_guard(tmp_path: Path) -> Non
         assert answer(asked)["predictions"][0]["labels"] in ("NEGATIVE", "POSITIVE")
 
 
+@pytest.mark.load
 def test_a_config_of_openvino_model_server(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
     pytest.importorskip("onnx")
@@ -521,6 +523,7 @@ def test_a_config_of_openvino_model_server(tmp_path: Path) -> None:
         assert went_back.startswith("model iris: version 1 answers now")
 
 
+@pytest.mark.load
 def test_a_config_and_the_flags_of_tensorflow_serving(tmp_path: Path) -> None:
     page = "docs/from-tf-serving.md"
     model, config, save, serve, ask, push = blocks(page, "Ten minutes")
