@@ -143,4 +143,4 @@ def _shown(array: Array) -> str:
 
 def _short(array: Array, index: int) -> str:
     value = array.reshape(-1)[index]
-    return f"{value:.6g}" if _is_inexact(array) and array.dtype.kind != "c" else f"{value!s:.60}"
+    return f"{float(value):.6g}" if _is_inexact(array) and array.dtype.kind != "c" else f"{value!s:.60}"
