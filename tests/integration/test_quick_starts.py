@@ -186,7 +186,7 @@ def test_the_first_page_of_the_site(tmp_path: Path) -> None:
 def test_a_model_in_production_and_back(tmp_path: Path) -> None:
     page = "docs/production.md"
     serve, ask = blocks(page, "Serve")
-    places = {"tmp_models": "models", "tmp_candidate": "candidate", "tmp_rejected": "rejected"}
+    places = {f"tmp_production_{name}": name for name in ("models", "candidate", "rejected")}
     with Newcomer(tmp_path, **{there: tmp_path / here for there, here in places.items()}) as newcomer:
         newcomer.do(*blocks(page, "Save"), serve)
         (asked,) = newcomer.do(ask)
