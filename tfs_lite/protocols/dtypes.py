@@ -23,6 +23,13 @@ MAX_RANK = 64
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+def array_bytes(array: Array, text_bytes: int) -> int:
+    """About the bytes that an array takes; ``text_bytes``: those of a byte string in addition to its own."""
+    if not array.dtype.hasobject:
+        return array.nbytes
+    return array.size * text_bytes + sum(map(len, array.reshape(-1).tolist()))
+
+
 @dataclass(frozen=True, slots=True)
 class DtypeNames:
     """The names of an element type. ``config`` is that in config.pbtxt, or empty."""

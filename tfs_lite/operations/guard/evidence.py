@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.trial import FAILED, Ending, TrialEnding
 from tfs_lite.operations.guard.trial import Judgement
-from tfs_lite.protocols.dtypes import Array
+from tfs_lite.protocols.dtypes import array_bytes
 from tfs_lite.protocols.runs import Run
 
 SPAN_SECONDS = 10.0
@@ -390,10 +390,4 @@ def needed(votes_for: int) -> int:
 
 def input_bytes(runs: Iterable[Run]) -> int:
     """About the bytes that the inputs take while they are kept."""
-    return sum(_array_bytes(array) for run in runs for array in run.inputs.values())
-
-
-def _array_bytes(array: Array) -> int:
-    if not array.dtype.hasobject:
-        return array.nbytes
-    return array.size * _VALUE_BYTES + sum(map(len, array.reshape(-1).tolist()))
+    return sum(array_bytes(array, _VALUE_BYTES) for run in runs for array in run.inputs.values())

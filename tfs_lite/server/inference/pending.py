@@ -30,7 +30,7 @@ from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import RequestMetrics
-from tfs_lite.protocols.dtypes import Array
+from tfs_lite.protocols.dtypes import Array, array_bytes
 from tfs_lite.protocols.runs import Run
 from tfs_lite.server.inference.shield import Shield
 from tfs_lite.server.runtime.event_loop import CompletionQueue
@@ -460,10 +460,4 @@ def _size(part: Part) -> int:
     """About the bytes that a part takes while it waits."""
     if isinstance(part, Piece):
         return PART_BYTES + len(part.text) + len(part.tokens) * _VALUE_BYTES
-    return PART_BYTES + sum(map(_array_bytes, part.values()))
-
-
-def _array_bytes(array: Array) -> int:
-    if not array.dtype.hasobject:
-        return array.nbytes
-    return array.size * _VALUE_BYTES + sum(map(len, array.reshape(-1).tolist()))
+    return PART_BYTES + sum(array_bytes(array, _VALUE_BYTES) for array in part.values())
