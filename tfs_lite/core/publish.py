@@ -137,7 +137,7 @@ def commit(staging: str, base: str, version: int | None = None, on_progress: OnP
         path = os.path.join(base, str(number))
         if _rename_to_new(staging, path):
             try:
-                _sync(base)
+                sync_directory(base)
             except OSError as error:  # it is there: a publisher that is told of a failure would publish it twice
                 logger.warning("%s was not synced (%s): a loss of power now may take the version", path, error)
             return Published(number, path)
@@ -397,7 +397,7 @@ def _synced_entry(path: str, on_read: Callable[[int], None]) -> ManifestFile:
 
 def _sync_directories(root: str) -> None:
     for directory, _, _ in os.walk(root, topdown=False):
-        _sync(directory)
+        sync_directory(directory)
 
 
 def _sync_file(descriptor: int, path: str) -> None:
@@ -411,7 +411,7 @@ def _sync_file(descriptor: int, path: str) -> None:
         logger.warning("%s was not synced, its disk cannot do that: a loss of power now may damage it", path)
 
 
-def _sync(directory: str) -> None:
+def sync_directory(directory: str) -> None:
     """Brings a directory to the disk. Where the disk cannot do that, a loss of power may take the whole version, and no
     part of it."""
     try:

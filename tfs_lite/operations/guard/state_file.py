@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfs_lite.core.publish import sync_directory
 from tfs_lite.operations.guard.trial import MAX_REMEMBERED, By, ModelState, Rejection, Running
 
 FILE = "guard.json"
@@ -170,11 +171,7 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(descriptor)
     os.replace(new, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(str(path.parent))
 
 
 def _rejection(found: Mapping[str, Any]) -> Rejection:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -117,6 +119,21 @@ def test_file_that_cannot_be_written_is_told_once_and_the_one_of_before_stays(tm
         file.write({"m": rejecting(Rejection(version, "f", "why", 1.0))})
     assert len(caplog.records) == 1
     assert file_in(tmp_path).read() == {"m": REJECTED}
+
+
+def test_a_disk_that_does_not_sync_directories_keeps_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert StateFile(str(tmp_path), lambda: 5.0).write({"m": ModelState(accepted={8: "files"})})
+    assert (tmp_path / FILE).exists()
 
 
 def test_nothing_is_written_after_the_clean_end(tmp_path: Path) -> None:
