@@ -73,5 +73,5 @@ class Trial:
 
 Trials = Mapping[str, Mapping[int, Trial]]
 """By model, and by the version on trial; models in the order in which their trials began, because of two models of one
-ensemble the later has the votes. Whoever owns it replaces the inner mapping as a whole; any thread reads."""
+ensemble the later has the votes. Its owner replaces the inner mapping as a whole; any thread reads."""
 NO_TRIALS: Trials = MappingProxyType({})

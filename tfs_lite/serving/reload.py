@@ -323,7 +323,7 @@ class Reloader:
 
     def _brought(self, config: ModelServerConfig, name: str) -> Set[int]:
         """The versions that the config names for the model by number, and that will be loaded: they are complete, but
-        for digests that nobody has checked yet, or at a URL, from which they come."""
+        for digests that were not checked yet, or at a URL, from which they come."""
         model = next(model for model in config.models if model.name == name)
         policy, found = scan_policy(model), self._sources.found(name)
         if not isinstance(policy, SpecificPolicy) or found is None:

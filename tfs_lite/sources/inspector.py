@@ -141,7 +141,7 @@ class VersionInspector:
 
     def copy(self, disk: Disk, *, takes_unchecked: bool = False) -> VersionInspector:
         """Another inspector that knows what this one knows, for a look that is to have no effects: it hashes nothing,
-        and what it finds out is not known here. ``takes_unchecked``: files on this machine that nobody has hashed yet
+        and what it finds out is not known here. ``takes_unchecked``: files on this machine that were not hashed yet
         are taken to be those of the manifest, if they have its sizes."""
         other = VersionInspector(disk, self._clock, PoolExecutor("tfs-look", 0))
         other._takes_unchecked = takes_unchecked

@@ -270,7 +270,7 @@ class TrialEvidence:
     # Votes and verdict.
 
     def advance(self, now: float) -> None:
-        """Counts the vote of the span that is over, if one is. At least once each span, by whoever judges."""
+        """Counts the vote of the span that is over, if one is. At least once each span, by the caller that judges."""
         with self._lock:
             self._advance(now)
 

@@ -201,7 +201,7 @@ class GuardReports:
             self._core.changes.notify(id.name)
 
     def on_effect(self, name: str, effect: Effect) -> None:
-        """Tells what has happened: the log, the events, the counters, and whoever waits for a change."""
+        """Tells what has happened: the log, the events, the counters, and the threads that wait for a change."""
         details: dict[str, Any]
         match effect:
             case BakeBegun(trial):

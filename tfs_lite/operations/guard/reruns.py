@@ -272,13 +272,13 @@ class _Side:
             self._servable.submit(call)
 
     def _call(self, run: Run, signatures: Mapping[str, Signature]) -> PredictCall:
-        """Without a deadline, because whoever waits gives it up, and past the response cache."""
+        """Without a deadline, because the thread that waits gives it up, and past the response cache."""
         key = run.signature or DEFAULT_SIGNATURE
         inputs = call_inputs(find_signature(signatures, key), run)
         return PredictCall(key, inputs, run.outputs, None, self._answer, instead=self._instead)
 
     def give_up(self) -> None:
-        """Nobody waits for it any more: what waits leaves the queue."""
+        """No thread waits for it any more: what waits leaves the queue."""
         if not self._begun:
             self._release()
         elif not self.over:

@@ -329,7 +329,7 @@ class GuardStage:
         kept = {version: found for version, found in model.settings.items() if version in model.listed}
         model.settings = {**kept, **settings}
         known = model.known
-        if model.state.at_rest:  # nobody asks the disk then; what is loaded may become an old version with this list
+        if model.state.at_rest:  # the disk is not asked then; what is loaded may become an old version with this list
             known = {version: item for version, item in known.items() if version in model.available}
         model.known = {**known, **model.listed}
         model.failed = {v: status for v, status in model.failed.items() if self._still_failed(model, v)}
