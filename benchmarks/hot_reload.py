@@ -317,13 +317,35 @@ def swaps(variant: Variant, built: Model, arguments: argparse.Namespace) -> dict
     }
 
 
+SMALL_PAGES = "import ctypes\nctypes.CDLL(None).prctl(41, 1, 0, 0, 0)\n"
+"""numpy asks for huge pages, which weights do not lie in: PR_SET_THP_DISABLE."""
+COPIES = "import numpy\na = numpy.ones(25_000_000, numpy.float32)\nwhile True: a.copy()"
+PRODUCTS = (
+    "import torch\ntorch.set_num_threads(1)\n"
+    "x, w = torch.randn(24, 768), torch.randn(200, 768, 768)\nwhile True: [x @ one for one in w]"
+)
 BESIDE = {
-    "copies of 100 MB": "import numpy\na = numpy.ones(25_000_000, numpy.float32)\nwhile True: a.copy()",
-    "products of 768 x 768": "import torch\ntorch.set_num_threads(1)\n"
-    "x, w = torch.randn(24, 768), torch.randn(200, 768, 768)\nwhile True: [x @ one for one in w]",
+    "copies of 100 MB": SMALL_PAGES + COPIES,
+    "copies of 100 MB, in huge pages": COPIES,
+    "products of 768 x 768": PRODUCTS,
     "Python alone": "while True: sum(range(1000))",
 }
 """The work of a process on the server's core, by its name."""
+
+
+@contextmanager
+def one_group() -> Iterator[None]:
+    """The system shares a core among processes and not among sessions (sched(7), autogroup): else a session whose only
+    process is in the idle class gets half of it beside the server."""
+    file = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    before = file.read_text() if file.exists() else ""
+    if before:
+        file.write_text("0")
+    try:
+        yield
+    finally:
+        if before:
+            file.write_text(before)
 
 
 def floor(built: Model, arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -332,7 +354,7 @@ def floor(built: Model, arguments: argparse.Namespace) -> Iterator[tuple[str, st
     os.sched_setaffinity(0, {int(cpu) for cpu in place.client.split(",")})
     with tempfile.TemporaryDirectory(prefix="bench-reload-", dir=IN_MEMORY) as name:
         publish(str(built.version), f"{name}/served/{ASKED}", 1)
-        with server(Path(name), Variant("pt2", 0, "pinned", "auto")) as running:
+        with one_group(), server(Path(name), Variant("pt2", 0, "pinned", "auto")) as running:
             for work, code in BESIDE.items():
                 ratios = []
                 for _ in range(arguments.rounds):

@@ -24,6 +24,7 @@ from tfs_lite.adapters.encoders.sentence import Recipe
 from tfs_lite.adapters.encoders.task import EncoderTask
 from tfs_lite.adapters.encoders.tokens import TextReader, TokenRow, rows_of_ids
 from tfs_lite.adapters.failures import out_of_memory, sentence
+from tfs_lite.adapters.language.architectures import Architectures, architecture
 from tfs_lite.adapters.language.lengths import full_attention_length, steady_length, thresholds
 from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import take_apart, tensor_bytes
@@ -52,6 +53,8 @@ TOLERANCES = {torch.float32: 1e-3}
 LOW_TOLERANCE = 0.1
 CHECKED_LENGTH = 1024
 SHORT, LONG = 12, 100
+BRIEF = (8, 5)
+"""Tokens of the rows of a version whose architecture is known."""
 LEAST = (1, 2, 3, 4, 6, 8)
 """Tokens of rows that are run at the load."""
 logger = logging.getLogger(__name__)
@@ -73,6 +76,17 @@ class EncoderLimits:
     types: int = 1
     shared: int = 1 << 31
     least: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a check has found: the limits, and why rows are not joined; empty if they are, None if it was not tried."""
+
+    limits: EncoderLimits
+    why_not_joined: str | None
+
+
+_FOUND = Architectures[Findings]()
 
 
 class TextEncoder(LoadedModel):
@@ -103,8 +117,7 @@ class TextEncoder(LoadedModel):
         self._config = module.config.get_text_config().to_dict()
         module.config.use_cache = False
         self._check_sparse()
-        self._limits = self._checked(request)
-        self._joins = self._can_join(request)
+        self._learn(request)
         signatures = self._make_signatures(takes_tokens or reader is None)
         super().__init__(request.id, NAME, signatures)
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()])
@@ -207,31 +220,76 @@ class TextEncoder(LoadedModel):
                 "attention_type of config.json to original_full"
             )
 
-    def _checked(self, request: OpenRequest) -> EncoderLimits:
-        """The limits, after rows of many lengths were run alone and with a short one: on both sides of each length at
-        which the network may change its ways. Such lengths that are too long to be tried end those that rows share.
-        FAILED_PRECONDITION if the network cannot do that, or what it computes is not finite or of another shape."""
+    def _learn(self, request: OpenRequest) -> None:
+        """Sets the limits, and whether rows are joined: as the check finds it, or as it is known of the architecture.
+        Errors of :meth:`_checked`."""
+        given, key = self._limits, architecture(self._module, self._task, self._limits)
+        found = _FOUND.find(key)
+        if found is None or not self._confirms(found):
+            self._limits, alone = given, dict[int, Array]()
+            self._limits = self._checked(alone)
+            found = Findings(self._limits, self._why_not_joined(request, alone))
+            _FOUND.add(key, found)
+        if not found.limits.pads:
+            logger.info(
+                "%s: padding changes answers; where rows are padded, only those of one length share a forward",
+                request.id,
+            )
+        if found.limits.shared < found.limits.length:
+            logger.info(
+                "%s: rows of more than %d tokens share a forward with those of their length",
+                request.id,
+                found.limits.shared,
+            )
+        if found.why_not_joined:
+            logger.info(
+                "%s: rows that share a forward are padded, because joining them fails: %s",
+                request.id,
+                found.why_not_joined,
+            )
+
+    def _confirms(self, found: Findings) -> bool:
+        """Whether two short rows are answered as it is known of the architecture: joined, padded, or each alone."""
+        self._limits = limits = found.limits
+        rows = [self._sample(min(length, limits.shared)) for length in BRIEF]
+        try:
+            alone = [self._padded([row])[0] for row in rows]
+            self._width = alone[0].shape[-1]
+            if not all(np.isfinite(answer).all() for answer in alone) or self._wrong_classes():
+                return False
+            if found.why_not_joined == "":
+                self._join(rows, alone)
+                return True
+            return not limits.pads or all(map(self._alike, alone, self._padded(rows)))
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            return False
+
+    def _checked(self, alone: dict[int, Array]) -> EncoderLimits:
+        """The limits, after rows of many lengths were run ``alone``, whose answers it keeps by length, and with a short
+        one: on both sides of each length at which the network may change its ways. Such lengths that are too long to be
+        tried end those that rows share. FAILED_PRECONDITION if the network cannot do that, or what it computes is not
+        finite or of another shape."""
         limits = self._limits
         steady, changes = steady_length(self._config), thresholds(self._config, limits.length)
         untried = [length for length in changes if length >= CHECKED_LENGTH]
         shared = min([limits.length, *([] if steady is None else [steady]), *untried])
         self._limits = limits = replace(limits, shared=shared, least=self._least_length())
-        tried = {SHORT, 2 * SHORT, LONG, *(each + side for each in changes for side in (0, 1) if each not in untried)}
+        tried = {2 * SHORT, LONG, *(each + side for each in changes for side in (0, 1) if each not in untried)}
         lengths = sorted({min(length, shared) for length in tried})
         pads, length = True, min(SHORT, shared)
         try:
-            short = self._sample(length)
-            alone = self._padded([short])[0]
+            short, answer = self._sample(length), self._alone(length, alone)
             for length in lengths:
-                long = self._sample(length)
-                other = self._padded([long])[0]
-                found = self._padded([short, long])
-                pads = pads and self._alike(alone, found[0]) and self._alike(other, found[1])
+                other = self._alone(length, alone)
+                found = self._padded([short, self._sample(length)])
+                pads = pads and self._alike(answer, found[0]) and self._alike(other, found[1])
             length = limits.length
             if length <= CHECKED_LENGTH:
-                self._padded([self._sample(length)])
+                self._alone(length, alone)
             failure = (
-                "" if np.isfinite(alone).all() else f"what the network computes in {self._module.dtype} is not finite"
+                "" if np.isfinite(answer).all() else f"what the network computes in {self._module.dtype} is not finite"
             )
         except Exception as error:
             failure = f"{type(self._module).__name__} does not run on {length} tokens: {sentence(error)}"
@@ -239,21 +297,22 @@ class TextEncoder(LoadedModel):
                 failure += "; a network with a decoder may need inputs for that: save the class of its encoder alone"
         if failure:
             raise failed_precondition(f"{failure}; see max_length and dtype of parameters")
-        self._width = alone.shape[-1]
-        if self._head is not None and self._width != len(self._head.labels):
-            raise failed_precondition(
-                f"the network has {self._width} classes, and config.json names {len(self._head.labels)}"
-            )
-        if not pads:
-            logger.info(
-                "%s: padding changes answers; where rows are padded, only those of one length share a forward",
-                request.id,
-            )
-        if shared < limits.length:
-            logger.info(
-                "%s: rows of more than %d tokens share a forward with those of their length", request.id, shared
-            )
+        self._width = answer.shape[-1]
+        if wrong := self._wrong_classes():
+            raise failed_precondition(wrong)
         return replace(limits, pads=pads)
+
+    def _wrong_classes(self) -> str:
+        """Why an answer of this width does not fit the classes of the config; empty if it does."""
+        if self._head is None or self._width == len(self._head.labels):
+            return ""
+        return f"the network has {self._width} classes, and config.json names {len(self._head.labels)}"
+
+    def _alone(self, length: int, known: dict[int, Array]) -> Array:
+        """The answer to a row of that length, which joins those that are ``known``."""
+        if length not in known:
+            known[length] = self._padded([self._sample(length)])[0]
+        return known[length]
 
     def _least_length(self) -> int:
         """The tokens of the shortest row that the network runs on; 1 if it runs on none, which the check tells."""
@@ -267,27 +326,31 @@ class TextEncoder(LoadedModel):
                 return length
         return 1
 
-    def _can_join(self, request: OpenRequest) -> bool:
-        """Whether rows that are joined are answered as those alone are; the network attends row by row then. Classes of
-        texts are read from the first row of a forward, so they cannot be."""
+    def _why_not_joined(self, request: OpenRequest, alone: dict[int, Array]) -> str | None:
+        """Empty if rows are joined from now on, as those that are joined are answered as those alone; the network
+        attends row by row then. None where it is not tried: classes of texts are read from the first row of a
+        forward."""
         if request.on_gpu or self._task is EncoderTask.TEXT_CLASSES:
-            return False
+            return None
+        wanted = [2 * SHORT, SHORT, SHORT, LONG, *thresholds(self._config, min(self._limits.shared, CHECKED_LENGTH))]
+        lengths = [min(length, self._limits.shared) for length in wanted]
+        answers = [self._alone(length, alone) for length in lengths]
+        try:
+            self._join([self._sample(length) for length in lengths], answers)
+        except Exception as error:
+            return sentence(error)
+        return ""
+
+    def _join(self, rows: Sequence[TokenRow], alone: Sequence[Array]) -> None:
+        """Rows that share a forward are joined from now on. Raises, with the network as it was, if they are not
+        answered as they were ``alone`` then."""
         from tfs_lite.adapters.encoders.joining import exchanged_attention, padding_position
 
-        wanted = [2 * SHORT, SHORT, SHORT, LONG, *thresholds(self._config, min(self._limits.shared, CHECKED_LENGTH))]
-        rows = [self._sample(min(length, self._limits.shared)) for length in wanted]
-        alone = [self._padded([row])[0] for row in rows]
         self._padding_position = padding_position(self._module)
-        try:
-            with exchanged_attention(self._module):
-                if self._limits.least > 1 or not all(map(self._alike, alone, self._joined(rows))):
-                    raise ValueError("answers differ")
-        except Exception as error:
-            logger.info(
-                "%s: rows that share a forward are padded, because joining them fails: %s", request.id, sentence(error)
-            )
-            return False
-        return True
+        with exchanged_attention(self._module):
+            if self._limits.least > 1 or not all(map(self._alike, alone, self._joined(rows))):
+                raise ValueError("answers differ")
+        self._joins = True
 
     def _alike(self, alone: Array, other: Array) -> bool:
         if self._task is EncoderTask.TOKEN_CLASSES:

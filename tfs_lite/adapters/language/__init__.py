@@ -9,5 +9,6 @@ sampler, exponential_sampling   logits to tokens
 fixed_decode, engine_stream   decode steps of fixed shapes for CUDA graphs; the stream of an engine
 lengths                 at which a network may change its ways; checks run texts on both sides of them
 self_check              whether the model may be batched, found out by numbers
+architectures           what checks have found, for the versions of an architecture that come later
 interleaved             the fallback for models that cannot be batched
 """

@@ -26,6 +26,8 @@ from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 TEXT_LENGTHS = (24, 17, 9)
 CHUNK = 7
 SINGLE_ROWS = 8
+BRIEF_LENGTHS, BRIEF_SINGLE_ROWS = (6,), 1
+"""The texts of a network whose architecture is known: five forwards instead of twenty."""
 MAX_LENGTH = 512
 """Lengths of the config beyond this one are not tried: that would take longer than to load the weights."""
 PIECES = 8
@@ -108,15 +110,17 @@ class CheckedNetwork(Protocol):
         """Forgets all texts."""
 
 
-def self_check(network: CheckedNetwork, module: PreTrainedModel) -> SelfCheckResult:
+def self_check(network: CheckedNetwork, module: PreTrainedModel, brief: bool = False) -> SelfCheckResult:
     """Compares ``network`` with its own ``module``, before it serves. No other thread may step it; its cache is clear
-    afterwards. An error of a forward becomes the ``cause``, except for lack of memory."""
+    afterwards. An error of a forward becomes the ``cause``, except for lack of memory. ``brief``: another network of
+    its architecture has passed."""
     allowed, layers = ALLOWED.get(module.dtype, ALLOWED[torch.bfloat16]), network.cached_layers
     try:
-        texts = _texts(network, module)
+        texts = _texts(network, module, brief)
         plain = _plain(network, texts)
         plain.append(plain[0][len(texts[0]) // 2 :])
-        compared = [_compare(*pair, allowed) for pair in zip(plain, _served(network, texts), strict=True)]
+        served = _served(network, texts, BRIEF_SINGLE_ROWS if brief else SINGLE_ROWS)
+        compared = [_compare(*pair, allowed) for pair in zip(plain, served, strict=True)]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -131,12 +135,12 @@ def self_check(network: CheckedNetwork, module: PreTrainedModel) -> SelfCheckRes
     return SelfCheckResult(worst, allowed, others, positions, layers, is_finite=is_finite)
 
 
-def _texts(network: CheckedNetwork, module: PreTrainedModel) -> list[list[int]]:
+def _texts(network: CheckedNetwork, module: PreTrainedModel, brief: bool) -> list[list[int]]:
     """The last text is the longest one, if the config has such lengths."""
     numbers, config = random.Random(0), module.config.get_text_config()
-    wanted = TEXT_LENGTHS[: network.slots]
+    wanted: tuple[int, ...] = BRIEF_LENGTHS if brief else TEXT_LENGTHS[: network.slots]
     beyond = [length + 2 for length in thresholds(config.to_dict(), min(network.length, MAX_LENGTH))]
-    if beyond and beyond[-1] > wanted[0]:
+    if beyond and beyond[-1] > wanted[0] and not brief:
         wanted = (*wanted[: max(1, network.slots - 1)], beyond[-1]) if network.slots > 1 else (beyond[-1],)
     lengths = [min(length, network.length) for length in wanted]
     return [[numbers.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
@@ -156,12 +160,12 @@ def _plain(network: CheckedNetwork, texts: list[list[int]]) -> list[torch.Tensor
 
 
 @torch.inference_mode()
-def _served(network: CheckedNetwork, texts: list[list[int]]) -> list[torch.Tensor]:
+def _served(network: CheckedNetwork, texts: list[list[int]], singles: int) -> list[torch.Tensor]:
     """Logits of all positions of each text, and of the second half of the first, which goes on from its first half."""
     for slot in range(len(texts)):  # what an earlier text leaves
         network.logits(Step([_all_wanted(slot, 0, texts[0][::-1])]))
     found: list[list[torch.Tensor]] = [[] for _ in texts]
-    for rows in _steps(texts):
+    for rows in _steps(texts, singles):
         logits = network.logits(Step(rows))
         for entry, part in zip(
             rows, torch.split_with_sizes(logits, [len(entry.tokens) for entry in rows]), strict=True
@@ -172,8 +176,9 @@ def _served(network: CheckedNetwork, texts: list[list[int]]) -> list[torch.Tenso
     return [*map(torch.cat, found), again]
 
 
-def _steps(texts: list[list[int]]) -> Iterator[list[Rows]]:
-    """Every text in chunks and its last tokens one by one; each text begins one step after the one before."""
+def _steps(texts: list[list[int]], singles: int) -> Iterator[list[Rows]]:
+    """Every text in chunks and its last ``singles`` tokens one by one; each text begins one step after the one
+    before."""
     done = [0] * len(texts)
     begun = 0
     while done != [len(text) for text in texts]:
@@ -181,7 +186,7 @@ def _steps(texts: list[list[int]]) -> Iterator[list[Rows]]:
         rows = []
         for slot, text in enumerate(texts[:begun]):
             start = done[slot]
-            count = max(1, min(max(CHUNK, len(text) // PIECES), len(text) - SINGLE_ROWS - start))
+            count = max(1, min(max(CHUNK, len(text) // PIECES), len(text) - singles - start))
             if start < len(text):
                 rows.append(_all_wanted(slot, start, text[start : start + count]))
                 done[slot] += count

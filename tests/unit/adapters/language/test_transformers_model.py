@@ -242,7 +242,7 @@ def test_no_thread_is_left_when_a_version_is_open(tmp_path, opened):
     for thread in left:  # readers of the library, on their way out
         thread.join(10)
     assert not any(thread.is_alive() for thread in left)
-    assert not any(thread.name.startswith("open-language-model") for thread in left)
+    assert not any(thread.name.startswith("tfs-load-network") for thread in left)
 
 
 @pytest.mark.parametrize(
