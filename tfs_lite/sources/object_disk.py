@@ -44,6 +44,7 @@ from tfs_lite.storage.fetch import Fetcher, FetchProgress, RemoteVersion, with_d
 from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.storage.object_errors import NO_NAME, UNREADABLE
 from tfs_lite.storage.store import READ_SECONDS, RemoteFile, Storage, StorageCondition, StorageError, until
+from tfs_lite.storage.url import start_of
 
 logger = logging.getLogger(__name__)
 REPEAT_SECONDS = 30.0
@@ -556,7 +557,7 @@ def _is_of_other_version(url: str, base: str, listing: BaseListing) -> bool:
 
 def _entries(files: Mapping[str, RemoteFile], folder: str) -> list[DirectoryEntry]:
     """The children of a folder."""
-    start, found = f"{folder}/" if folder else "", dict[str, DirectoryEntry]()
+    start, found = start_of(folder), dict[str, DirectoryEntry]()
     for path, file in files.items():
         if path.startswith(start):
             name, slash, _ = path[len(start) :].partition("/")

@@ -42,7 +42,7 @@ from tfs_lite.core.publish import (
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument, printable
 from tfs_lite.storage.fetch import CLAIM_NAME
 from tfs_lite.storage.store import Storage, StorageError
-from tfs_lite.storage.url import StorageUrl, check_names
+from tfs_lite.storage.url import StorageUrl, check_names, join_path
 
 if TYPE_CHECKING:
     from tenacity import Retrying
@@ -243,7 +243,7 @@ class _Publication:
         del self._put[name]
 
     def _path(self, name: str) -> str:
-        return f"{self._url.prefix}/{name}" if self._url.prefix else name
+        return join_path(self._url.prefix, name)
 
     def _ask(self, request: Callable[[], T]) -> T:
         return self._retrying.copy()(request)
