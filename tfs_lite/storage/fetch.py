@@ -25,7 +25,7 @@ from tfs_lite.core.clock import Clock, SystemClock
 from tfs_lite.core.manifest import MANIFEST_NAME, MAX_FILES, MODEL_SETTINGS_FILES, Manifest, is_looked_at
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.storage.files_cache import LOOK_SECONDS, Download, FilesCache, never
-from tfs_lite.storage.store import RemoteFile, Storage, StorageError
+from tfs_lite.storage.store import RemoteFile, Storage, StorageError, is_transient
 from tfs_lite.storage.url import check_names, folders_of, join_path
 
 CLAIM_NAME = "tfs_lite.uploading"
@@ -310,7 +310,7 @@ class _Fetch:
 
         attempts = Retrying(
             sleep=lambda seconds: self._pause(seconds, sleep),
-            retry=retry_if_exception(_is_transient),
+            retry=retry_if_exception(is_transient),
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_exponential_jitter(max=MOST_WAIT),
             reraise=True,
@@ -420,10 +420,6 @@ def _sleep_until(stop: threading.Event) -> Callable[[float], object]:
     from tenacity import sleep_using_event
 
     return sleep_using_event(stop)
-
-
-def _is_transient(error: BaseException) -> bool:
-    return isinstance(error, StorageError) and error.is_transient
 
 
 def _explained(error: StorageError) -> StorageError:
