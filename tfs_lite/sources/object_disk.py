@@ -232,7 +232,7 @@ class ObjectDisk:
         overflow = len(version.files) > max_files
         if self._versions.current(path, version) is not None:
             return Tree(stats, 0, overflow, device=_CACHED)
-        return Tree(stats, newest, overflow, newest, _REMOTE)
+        return Tree(stats, newest, overflow, newest, _REMOTE, is_here=False)
 
     def open(self, path: str) -> BinaryIO:
         base, inner = self._split(path)
@@ -254,9 +254,8 @@ class ObjectDisk:
         return io.BufferedReader(reader, _READ_BYTES)
 
     def is_ready(self, path: str) -> bool:
-        if self.fetched(path) is None:  # and so the objects of a deep listing need not be listed
-            return False
-        return self._versions.current(path, self._version(os.path.dirname(path), os.path.basename(path))) is not None
+        found = self.fetched(path)  # first, so that the objects of a deep listing need not be listed without it
+        return found is not None and found.signature == self._version(*os.path.split(path)).signature
 
     def verify(
         self,
