@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, f
 from tfs_lite.config.settings import Settings, build, config_error, problem
 from tfs_lite.config.text import MAX_FILE_BYTES, read_document
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+from tfs_lite.core.threads import usable_cpus
 from tfs_lite.protocols import messages
 
 VERSION_FILE = "batching_params.pbtxt"
@@ -37,10 +38,6 @@ def _unwrapped(zero: int | bool | str) -> BeforeValidator:
     return BeforeValidator(bare)
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 Size = Annotated[StrictInt, Field(ge=1, le=INT64_MAX)]
 Number = Annotated[StrictInt, Field(ge=0, le=INT64_MAX), _unwrapped(0)]
 WrappedSize = Annotated[Size, _unwrapped(0)]
@@ -55,7 +52,9 @@ class BatchingParameters(Settings):
     """The time, in microseconds, that a batch which is not full waits for more."""
     max_enqueued_batches: Number = 10
     """The number as written; see ``enqueued_batches``."""
-    num_batch_threads: Annotated[StrictInt, Field(ge=1, le=MAX_THREADS), _unwrapped(0)] = Field(default_factory=_cpus)
+    num_batch_threads: Annotated[StrictInt, Field(ge=1, le=MAX_THREADS), _unwrapped(0)] = Field(
+        default_factory=usable_cpus
+    )
     thread_pool_name: Annotated[StrictStr, _unwrapped("")] = POOL_NAME
     allowed_batch_sizes: tuple[Size, ...] = ()
     """Batches are filled up to the next of these; empty: any size is run."""
