@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, f
 
 from tfs_lite.config.settings import Settings, build, config_error, problem
 from tfs_lite.config.text import MAX_FILE_BYTES, read_document
+from tfs_lite.core.manifest import open_unlinked
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
 from tfs_lite.core.threads import usable_cpus
 from tfs_lite.protocols import messages
@@ -146,7 +147,7 @@ def combined(server: BatchingParameters, version: BatchingParameters | None) -> 
 def _plain_file(path: Path, name: str) -> bytes | None:
     try:
         _check(path.lstat(), name)
-        with open(path, "rb", opener=_open_plain) as file:
+        with open(path, "rb", opener=open_unlinked) as file:
             _check(os.fstat(file.fileno()), name)
             data = file.read(MAX_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
@@ -156,11 +157,6 @@ def _plain_file(path: Path, name: str) -> bytes | None:
     if len(data) > MAX_FILE_BYTES:
         raise _too_large(name)
     return data
-
-
-def _open_plain(path: str, flags: int) -> int:
-    """Neither follows a link nor waits, whatever has taken the file's place since it was looked at."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _check(status: os.stat_result, name: str) -> None:

@@ -226,6 +226,12 @@ def _open_plain(path: str, flags: int) -> int:
     return descriptor
 
 
+def open_unlinked(path: str, flags: int) -> int:
+    """An opener for ``open`` that neither follows a link nor waits for the other end of a pipe, whatever has taken the
+    file's place since it was looked at."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def state_of_file(path: str) -> str:
     """:attr:`FileStat.state` of one file; empty if that cannot be told."""
     try:
