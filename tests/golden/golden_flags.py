@@ -7,7 +7,6 @@ import contextlib
 import enum
 import importlib
 import io
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from unittest import mock
 from golden_code import find, one_line
 
 from tfs_lite.cli.main import COMMANDS, main
+from tfs_lite.core.threads import usable_cpus
 
 CLI = "tfs_lite.cli"
 OF_THE_MACHINE = ("rest_api_num_threads", "num_tflite_pools")
@@ -59,12 +59,8 @@ def _environment() -> Iterator[str]:
     yield from (f"environment {prefix}{flag.name.upper()}" for flag in find("FLAGS", CLI) if flag.in_environment)
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _default(name: str, value: Any) -> Any:
-    return f"{value / _cpus():g} x CPUs" if name in OF_THE_MACHINE else value
+    return f"{value / usable_cpus():g} x CPUs" if name in OF_THE_MACHINE else value
 
 
 def _without_cpus(line: str) -> str:

@@ -1,11 +1,14 @@
-"""Errors that a test expects."""
+"""Errors that a test expects, or brings about."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
 
@@ -35,3 +38,15 @@ def refuses(code: StatusCode, words: str) -> Iterator[None]:
         raise AssertionError("the block did not fail")
     assert found.code is code, f"{found.code.name}: {found}"
     assert re.search(words, str(found)), str(found)
+
+
+def fail_syncs(monkeypatch: pytest.MonkeyPatch, number: int, *, of_files: bool) -> None:
+    """Lets ``fsync`` of all directories, or of all files, fail with this ``errno``."""
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}") is not of_files:
+            raise OSError(number, os.strerror(number))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)

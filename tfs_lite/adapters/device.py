@@ -16,6 +16,7 @@ import torch
 
 from tfs_lite.core.resources import GPU, MAIN, RAM, GroupMemory, Resource, ResourceAllocation
 from tfs_lite.core.status import failed_precondition, invalid_argument
+from tfs_lite.core.threads import usable_cpus
 
 _SETTING = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -92,16 +93,12 @@ def gpu_use() -> tuple[tuple[int, int], ...]:
 def configure_torch_threads(intra: int = 0, inter: int = 0) -> None:
     """Sets torch's threads inside an operator (0: all cores but one, which the front end keeps) and between operators
     (0: torch's choice). Call it before the first model runs: the second number cannot be changed later."""
-    torch.set_num_threads(intra if intra > 0 else max(1, _usable_cores() - 1))
+    torch.set_num_threads(intra if intra > 0 else max(1, usable_cpus() - 1))
     if inter > 0 and inter != torch.get_num_interop_threads():
         try:
             torch.set_num_interop_threads(inter)
         except RuntimeError:
             logger.warning("threads between operators stay at %d: torch is at work", torch.get_num_interop_threads())
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _physical_bytes() -> int:

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from tfs_lite.cli.arguments import Parser, add_server, http_questions, positive_int
 from tfs_lite.cli.http import AskedServer
 from tfs_lite.cli.output import DONE, CliError, console, print_json
+from tfs_lite.core.history import parse_time
 
 WAIT_SECONDS = 5.0
 """The seconds that one question waits; shorter than the time limit of an answer."""
@@ -44,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     events = page["events"]
     if args.since is not None:
         oldest = time.time() - args.since
-        events = [found for found in events if _time(found.get("last", found["time"])) >= oldest]
+        events = [found for found in events if parse_time(found.get("last", found["time"])) >= oldest]
     _show(events, args)
     if args.follow:
         _follow(server, args, page["next"])
@@ -86,7 +87,7 @@ def _show(events: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None
 
     page = console()
     for found in events:
-        at = datetime.fromtimestamp(_time(found.get("last", found["time"]))).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        at = datetime.fromtimestamp(parse_time(found.get("last", found["time"]))).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
         subject = found["model"] or "server"
         version = f"@{found['version']}" if found["version"] is not None else ""
         times = f" ({found['count']} times)" if found.get("count", 1) > 1 else ""
@@ -94,10 +95,6 @@ def _show(events: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None
         style = "red" if failed else _STYLES.get(found["kind"], "")
         line = Text.assemble(f"{at}  {subject}{version}  ", (f"{found['text']}{times}", style))
         page.print(line, soft_wrap=True)
-
-
-def _time(text: str) -> float:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def _seconds(text: str) -> float:

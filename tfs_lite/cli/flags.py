@@ -10,13 +10,14 @@ some flags are ours. A flag for something that PyTorch does not have is accepted
 from __future__ import annotations
 
 import enum
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfs_lite.core.threads import usable_cpus
+
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
-_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_CPUS = usable_cpus()
 
 
 class FlagType(enum.Enum):

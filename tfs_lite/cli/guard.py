@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
@@ -37,6 +38,16 @@ _IN_VAIN = ("REJECTED", "HELD_BACK", "FAILED", "REFUSED")
 _CAUSES = ("ON_TRIAL", "TAKEN_BACK", "HELD_BACK", "ROLLED_BACK")
 SETTLED_SECONDS = 2.0
 """The seconds for which a version must have failed, or have answered without a trial, before that is the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a trial: the exit code, and a sentence. It counts once it has held for ``seconds``: what comes next
+    may be on its way."""
+
+    code: int
+    text: str
+    seconds: float = 0.0
 
 
 def run(argv: Sequence[str]) -> int:
@@ -96,12 +107,16 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
 
 
 def _answers(rollout: Tree) -> str:
-    text = "no version answers" if rollout["answers"] is None else f"version {rollout['answers']} answers"
+    text = _answering(rollout["answers"])
     if rollout["going_back"] is not None:
         return f"{text}, until version {rollout['going_back']} has loaded"
     if rollout["back_to"] is not None:
         text += f"; tfs-lite rollback goes back to version {rollout['back_to']}"
     return text
+
+
+def _answering(version: int | None) -> str:
+    return "no version answers" if version is None else f"version {version} answers"
 
 
 def _trial(rollout: Tree) -> str:
@@ -121,8 +136,7 @@ def _trial(rollout: Tree) -> str:
 
 def _wait(args: Namespace, question: Question) -> int:
     """Until the trial of the version is over; the newest one, if none is named."""
-    begun, version, seen = time.monotonic(), question.version, ""
-    since = begun
+    version, code, since = question.version, None, time.monotonic()
     answer: Tree = {}
     for _ in looks(args.wait):
         answer = explained(args, question.model)
@@ -132,12 +146,11 @@ def _wait(args: Namespace, question: Question) -> int:
             version = newest(answer)
         if version is None:
             continue
-        code, text = judged(answer, version)
-        key = f"{code} {text}" if code is None else str(code)
-        if key != seen:
-            seen, since = key, time.monotonic()
-        if code is not None and (not text.startswith("~") or time.monotonic() - since >= SETTLED_SECONDS):
-            return _end(args, question.model, code, text.removeprefix("~"), answer)
+        end = judged(answer, version)
+        if end is None or end.code != code:
+            code, since = end.code if end else None, time.monotonic()
+        if end is not None and time.monotonic() - since >= end.seconds:
+            return _end(args, question.model, end.code, end.text, answer)
     what = f"version {version}" if version is not None else "a version"
     text = f"{what} is not decided after {args.wait:g} s: {answer['sentence']}"
     return _end(args, question.model, FAILED, text, answer)
@@ -151,26 +164,26 @@ def newest(answer: Tree) -> int | None:
     return max((int(line["version"]) for line in answer["versions"]), default=None)
 
 
-def judged(answer: Tree, version: int) -> tuple[int | None, str]:
-    """The exit code and a sentence, if the trial of the version is over; None while it goes on. A sentence that begins
-    with ``~`` must hold for a while: what comes next may be on its way."""
+def judged(answer: Tree, version: int) -> End | None:
+    """The end of the trial of the version; None while it goes on."""
     rollout = answer["rollout"] or {}
     rejected = next((each for each in rollout.get("rejected", ()) if each["version"] == version), None)
-    answers = rollout.get("answers")
-    now = "no version answers" if answers is None else f"version {answers} answers"
+    now = _answering(rollout.get("answers"))
     if rejected is not None:
-        return FAILED, f"version {version} must not answer: {rejected['why']}; {now}"
+        return End(FAILED, f"version {version} must not answer: {rejected['why']}; {now}")
     line = next((line for line in answer["versions"] if line["version"] == version), None)
     if rollout.get("version") == version or line is None:
-        return None, ""
+        return None
     if line["verdict"] in _IN_VAIN:
-        return FAILED, f"~{line['sentence']}; {now}"
+        return End(FAILED, f"{line['sentence']}; {now}", SETTLED_SECONDS)
     ended = rollout.get("ended") or {}
     outcome = ended.get("outcome", "") if ended.get("version") == version else ""
     over = f"the trial of version {version} is over: {ended.get('text')}; {now}"
-    if line["verdict"] == "SERVING":
-        return DONE, over if outcome in _STAYS else f"~version {version} answers, and is not on trial"
-    return (FAILED, over) if outcome == "GONE" else (None, "")
+    if line["verdict"] != "SERVING":
+        return End(FAILED, over) if outcome == "GONE" else None
+    if outcome in _STAYS:
+        return End(DONE, over)
+    return End(DONE, f"version {version} answers, and is not on trial", SETTLED_SECONDS)
 
 
 def _end_unread(args: Namespace, done: str, rollout: Tree, error: CliError) -> int:

@@ -8,13 +8,13 @@ metadata of its logging.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tfs_lite.cli.output import CliError
 from tfs_lite.core.manifest import MANIFEST_NAME
+from tfs_lite.core.publish import sync_directory, sync_file
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.prediction_log import (
@@ -86,11 +86,10 @@ def append(path: Path, added: Iterable[bytes]) -> int:
             for data in added:
                 write_record(file, data)
                 count += 1
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         if count:
             temporary.replace(path)
-            _sync(path.parent)
+            sync_directory(str(path.parent))
     finally:
         temporary.unlink(missing_ok=True)
     return count
@@ -141,14 +140,6 @@ class LogCopy:
 
 def _in_assets(path: Path) -> bool:
     return path.parent.name == WARMUP_DIRECTORY
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _logs(path: Path) -> Iterator[Message]:

@@ -15,7 +15,9 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, f
 
 from tfs_lite.config.settings import Settings, build, config_error, problem
 from tfs_lite.config.text import MAX_FILE_BYTES, read_document
+from tfs_lite.core.manifest import open_unlinked
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+from tfs_lite.core.threads import usable_cpus
 from tfs_lite.protocols import messages
 
 VERSION_FILE = "batching_params.pbtxt"
@@ -37,10 +39,6 @@ def _unwrapped(zero: int | bool | str) -> BeforeValidator:
     return BeforeValidator(bare)
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 Size = Annotated[StrictInt, Field(ge=1, le=INT64_MAX)]
 Number = Annotated[StrictInt, Field(ge=0, le=INT64_MAX), _unwrapped(0)]
 WrappedSize = Annotated[Size, _unwrapped(0)]
@@ -55,7 +53,9 @@ class BatchingParameters(Settings):
     """The time, in microseconds, that a batch which is not full waits for more."""
     max_enqueued_batches: Number = 10
     """The number as written; see ``enqueued_batches``."""
-    num_batch_threads: Annotated[StrictInt, Field(ge=1, le=MAX_THREADS), _unwrapped(0)] = Field(default_factory=_cpus)
+    num_batch_threads: Annotated[StrictInt, Field(ge=1, le=MAX_THREADS), _unwrapped(0)] = Field(
+        default_factory=usable_cpus
+    )
     thread_pool_name: Annotated[StrictStr, _unwrapped("")] = POOL_NAME
     allowed_batch_sizes: tuple[Size, ...] = ()
     """Batches are filled up to the next of these; empty: any size is run."""
@@ -147,7 +147,7 @@ def combined(server: BatchingParameters, version: BatchingParameters | None) -> 
 def _plain_file(path: Path, name: str) -> bytes | None:
     try:
         _check(path.lstat(), name)
-        with open(path, "rb", opener=_open_plain) as file:
+        with open(path, "rb", opener=open_unlinked) as file:
             _check(os.fstat(file.fileno()), name)
             data = file.read(MAX_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
@@ -157,11 +157,6 @@ def _plain_file(path: Path, name: str) -> bytes | None:
     if len(data) > MAX_FILE_BYTES:
         raise _too_large(name)
     return data
-
-
-def _open_plain(path: str, flags: int) -> int:
-    """Neither follows a link nor waits, whatever has taken the file's place since it was looked at."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _check(status: os.stat_result, name: str) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.settings import Settings, nearest
+from tfs_lite.config.settings import Flag, Settings, nearest
 from tfs_lite.core.status import invalid_argument
 
 CPU_SLOTS, GPU_SLOTS = 16, 64
@@ -24,13 +24,8 @@ MAX_SLOTS = 4096
 WAITING_PER_SLOT = 4
 
 
-def _flag(value: object) -> object:
-    return {"true": True, "false": False, "1": True, "0": False}.get(str(value).lower(), value)
-
-
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
 class GenerationSettings(Settings):

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
-from tfs_lite.config.settings import Settings, nearest, problem
+from tfs_lite.config.settings import Flag, Settings, nearest, problem
 
 PREFIX = "guard."
 MIN_BAKE_SECONDS, MAX_BAKE_SECONDS = 60, 86_400
@@ -28,10 +28,6 @@ def parameter_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
-def _flag(value: object) -> object:
-    return {"true": True, "false": False, "1": True, "0": False}.get(str(value).lower(), value)
-
-
 def check_bake_seconds(seconds: int) -> int:
     """A validator of the length of a trial in seconds."""
     if seconds and not MIN_BAKE_SECONDS <= seconds <= MAX_BAKE_SECONDS:
@@ -41,7 +37,6 @@ def check_bake_seconds(seconds: int) -> int:
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
 class GuardSettings(Settings):

@@ -26,7 +26,7 @@ from tfs_lite.config.inert import (
     RepositoryAgents,
 )
 from tfs_lite.config.model_server import VersionPolicy
-from tfs_lite.config.model_warmup import WARMUP_FOLDER, ModelWarmup, check_model_warmup
+from tfs_lite.config.model_warmup import WARMUP_FOLDER, ModelWarmup
 from tfs_lite.config.replicas import AutoscalingConfig
 from tfs_lite.config.scheduling import (
     DynamicBatching,
@@ -37,7 +37,7 @@ from tfs_lite.config.scheduling import (
 )
 from tfs_lite.config.sequence import FLATTEN_PARAMETER, SequenceBatching
 from tfs_lite.config.settings import FieldPath, Settings, nearest, problem
-from tfs_lite.config.signatures import ModelSignature, Name, WarmupRequest, check_warmup, file_below
+from tfs_lite.config.signatures import ModelSignature, Name, WarmupRequest, bounded, file_below
 from tfs_lite.config.tensors import INPUTS_ONLY, OUTPUTS_ONLY, Dims, ModelTensor, check_tensors
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
 
@@ -84,7 +84,7 @@ class ModelSettings(Settings):
     autoscaling_config: AutoscalingConfig | None = None
     model_transaction_policy: TransactionPolicy = TransactionPolicy()
     response_cache: ResponseCacheSettings | None = None
-    model_warmup: Annotated[tuple[ModelWarmup, ...], AfterValidator(check_model_warmup)] = ()
+    model_warmup: Annotated[tuple[ModelWarmup, ...], bounded("samples")] = ()
     """The requests that each instance runs before a version becomes available, in Triton's form."""
     optimization: Optimization | None = None
     """Kept, as are the next three."""
@@ -94,7 +94,7 @@ class ModelSettings(Settings):
     model_repository_agents: RepositoryAgents | None = None
     signatures: Mapping[Name, ModelSignature] = {}
     """Ways to call the model in addition to its own, which stays ``serving_default`` unless that key is among these."""
-    warmup: Annotated[tuple[WarmupRequest, ...], AfterValidator(check_warmup)] = ()
+    warmup: Annotated[tuple[WarmupRequest, ...], bounded("requests")] = ()
     """The requests that a version answers before it becomes available."""
 
     @model_validator(mode="before")

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from tfs_lite.config.settings import Settings, problem
-from tfs_lite.config.signatures import MAX_WARMUP_REQUESTS, Name, file_below
+from tfs_lite.config.signatures import Name, Runs, file_below
 from tfs_lite.config.tensors import ElementType
 
 MAX_WARMUP_ELEMENTS = 2**30
@@ -51,7 +51,7 @@ class ModelWarmup(Settings):
     batch_size: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
     """0: the sample is left out."""
     inputs: Mapping[Name, ModelWarmupInput]
-    count: Annotated[StrictInt, Field(ge=0, le=MAX_WARMUP_REQUESTS), AfterValidator(lambda number: number or 1)] = 1
+    count: Runs = 1
     """0 counts as 1."""
 
     @model_validator(mode="after")
@@ -62,13 +62,3 @@ class ModelWarmup(Settings):
             if math.prod(tensor.dims) * max(1, self.batch_size) > MAX_WARMUP_ELEMENTS:
                 raise problem(f"more than {MAX_WARMUP_ELEMENTS} elements in all rows", "inputs", name, "dims")
         return self
-
-
-def check_model_warmup(samples: tuple[ModelWarmup, ...]) -> tuple[ModelWarmup, ...]:
-    """A validator: all runs of a model together are bounded."""
-    total = 0
-    for index, sample in enumerate(samples):
-        total += sample.count
-        if total > MAX_WARMUP_REQUESTS:
-            raise problem(f"more than {MAX_WARMUP_REQUESTS} samples in all", index)
-    return samples

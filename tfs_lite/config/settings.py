@@ -12,9 +12,9 @@ import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tfs_lite.core.status import ServingError, invalid_argument
@@ -35,7 +35,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+def _flag(value: object) -> object:
+    return {"true": True, "false": False, "1": True, "0": False}.get(str(value).lower(), value)
+
+
 S = TypeVar("S", bound=Settings)
+Flag = Annotated[bool, BeforeValidator(_flag)]
+"""A boolean of a parameter, whose value is a text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, field_validator, model_validator
 
@@ -25,6 +26,7 @@ CLASSES, SCORES = "classes", "scores"
 REGRESSED = "outputs"
 """The name of regress's output."""
 MAX_WARMUP_REQUESTS = 1000
+Runs = Annotated[StrictInt, Field(ge=0, le=MAX_WARMUP_REQUESTS), AfterValidator(lambda number: number or 1)]
 OUTPUTS_OF_METHOD = {CLASSIFY_METHOD: (CLASSES, SCORES), REGRESS_METHOD: (REGRESSED,)}
 """The names that each method gives its outputs; predict has no names of its own."""
 
@@ -140,7 +142,7 @@ class WarmupRequest(Settings):
 
     body: JsonObjectText
     """The JSON text of a ``:predict`` body. YAML may write the object itself."""
-    count: Annotated[StrictInt, Field(ge=0, le=MAX_WARMUP_REQUESTS), AfterValidator(lambda number: number or 1)] = 1
+    count: Runs = 1
     """0 counts as 1."""
 
 
@@ -149,11 +151,13 @@ def short_method(method_name: str) -> str:
     return method_name.removeprefix("tensorflow/serving/")
 
 
-def check_warmup(requests: tuple[WarmupRequest, ...]) -> tuple[WarmupRequest, ...]:
-    """A validator: all requests of a model together are bounded."""
-    total = 0
-    for index, request in enumerate(requests):
-        total += request.count
-        if total > MAX_WARMUP_REQUESTS:
-            raise problem(f"more than {MAX_WARMUP_REQUESTS} requests in all", index)
-    return requests
+def bounded(what: str) -> AfterValidator:
+    """Bounds the runs of all items together, which are those of one model."""
+
+    def check(items: tuple[Any, ...]) -> tuple[Any, ...]:
+        for index, total in enumerate(accumulate(item.count for item in items)):
+            if total > MAX_WARMUP_REQUESTS:
+                raise problem(f"more than {MAX_WARMUP_REQUESTS} {what} in all", index)
+        return items
+
+    return AfterValidator(check)

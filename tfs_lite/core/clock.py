@@ -44,8 +44,8 @@ class Clock(Protocol):
         """
 
 
-class _Pending:
-    """One entry of the clock's heap."""
+class DelayedCall:
+    """One entry of a clock's heap; ``due`` in the clock's seconds."""
 
     __slots__ = ("call", "due", "order")
 
@@ -53,7 +53,7 @@ class _Pending:
         self.due, self.order = due, order
         self.call: Callable[[], None] | None = call
 
-    def __lt__(self, other: _Pending) -> bool:
+    def __lt__(self, other: DelayedCall) -> bool:
         return (self.due, self.order) < (other.due, other.order)
 
     def cancel(self) -> None:
@@ -66,7 +66,7 @@ class SystemClock:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below
-        self._heap: list[_Pending] = []
+        self._heap: list[DelayedCall] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -76,7 +76,7 @@ class SystemClock:
 
     def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
         with self._changed:
-            pending = _Pending(time.monotonic() + max(delay, 0.0), next(self._order), call)
+            pending = DelayedCall(time.monotonic() + max(delay, 0.0), next(self._order), call)
             if self._closed:
                 return pending
             heapq.heappush(self._heap, pending)

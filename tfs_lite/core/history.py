@@ -288,6 +288,11 @@ def iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def time_text(seconds: float | None) -> str | None:
+    """The same, for an answer in which a time may be missing."""
+    return None if seconds is None else iso_time(seconds)
+
+
 def parse_time(text: str) -> float:
     """Seconds since the epoch. ValueError for what is no time."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

@@ -121,7 +121,8 @@ class Tree:
 
     ``newest_ns`` is the latest time, since the epoch, at which anything in it changed: contents and inodes of files,
     entries of directories. ``changed_ns`` is the latest one of those that only the clock of the disk sets. ``device``
-    tells disks apart. ``overflow``: there were more files than the caller wanted, and ``files`` is a part.
+    tells disks apart. ``overflow``: there were more files than the caller wanted, and ``files`` is a part. ``is_here``
+    False: the files are elsewhere, and come to this machine when they are verified.
     """
 
     files: tuple[FileStat, ...]
@@ -129,6 +130,7 @@ class Tree:
     overflow: bool = False
     changed_ns: int = 0
     device: int = 0
+    is_here: bool = True
 
     @property
     def fingerprint(self) -> str:
@@ -222,6 +224,12 @@ def _open_plain(path: str, flags: int) -> int:
         os.close(descriptor)
         raise no_plain_file
     return descriptor
+
+
+def open_unlinked(path: str, flags: int) -> int:
+    """An opener for ``open`` that neither follows a link nor waits for the other end of a pipe, whatever has taken the
+    file's place since it was looked at."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def state_of_file(path: str) -> str:

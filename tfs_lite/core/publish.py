@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from types import FrameType
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, file_stamp, is_litter, sha256_of
@@ -381,13 +381,12 @@ def _write_manifest(staging: str, on_progress: OnProgress) -> None:
     path = os.path.join(staging, MANIFEST_NAME)
     with _named(path), open(path, "wb") as file:
         file.write(Manifest(files).to_bytes())
-        file.flush()
-        _sync_file(file.fileno(), path)
+        sync_file(file)
 
 
 def _synced_entry(path: str, on_read: Callable[[int], None]) -> ManifestFile:
     with _named(path), open(path, "rb") as file:
-        _sync_file(file.fileno(), path)
+        sync_file(file)
         digest = sha256_of(file, on_read=on_read)
         status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
@@ -400,20 +399,21 @@ def _sync_directories(root: str) -> None:
         sync_directory(directory)
 
 
-def _sync_file(descriptor: int, path: str) -> None:
-    """Brings a file to the disk. Where the disk cannot do that, a loss of power may take the contents; the manifest
-    shows that."""
+def sync_file(file: BinaryIO) -> None:
+    """Brings a file to the disk. Where the disk cannot do that, a loss of power may take the contents: that is logged,
+    and a manifest shows it."""
+    file.flush()
     try:
-        os.fsync(descriptor)
+        os.fsync(file.fileno())
     except OSError as error:
         if error.errno not in _CANNOT_SYNC:
             raise
-        logger.warning("%s was not synced, its disk cannot do that: a loss of power now may damage it", path)
+        logger.warning("%s was not synced, its disk cannot do that: a loss of power now may damage it", file.name)
 
 
 def sync_directory(directory: str) -> None:
-    """Brings a directory to the disk. Where the disk cannot do that, a loss of power may take the whole version, and no
-    part of it."""
+    """Brings a directory to the disk. Where the disk cannot do that, a loss of power may take what was renamed in it as
+    a whole, and no part of it."""
     try:
         descriptor = os.open(directory, os.O_RDONLY)
         try:

@@ -12,6 +12,7 @@ a late run is followed at once by the next, and stopping never waits for an inte
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -35,6 +36,11 @@ def is_users(error: BaseException) -> bool:
     """Whether it is the user's Ctrl-C, which Python raises on the main thread only. On any other thread the code of a
     model has raised it, and it says no more than another error."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def usable_cpus() -> int:
+    """The number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def start(thread: threading.Thread) -> None:

@@ -23,6 +23,16 @@ def encode_varints(values: np.ndarray[Any, Any]) -> bytes:
     return encoded.tobytes()
 
 
+def encode_varint(value: int) -> bytes:
+    """The varint of a number from 0 on, in its short form."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
 def decode_varint(data: bytes, position: int) -> tuple[int, int]:
     """One varint of at most 32 bits: its value and the position after it. ValueError if it is cut off or longer."""
     value = 0

@@ -55,7 +55,7 @@ class View:
         if ref.label is not None and (version is None or version in rejected):
             available = self._core.manager.available_versions(ref.name)
             instead = None if version is None else instead_of(version, available, rejected)
-            version = self._latest(ref.name, version) if instead is None else instead
+            version = self.latest(ref.name, version) if instead is None else instead
         if version is not None:
             found = [item for item in report.versions if item.version == version]
             if not found:
@@ -66,8 +66,8 @@ class View:
             raise not_found(f"Could not find any versions of model {ref.name}{problem and ': '}{problem}")
         return list(report.versions)
 
-    def _latest(self, name: str, otherwise: int | None) -> int | None:
-        """The version that answers requests which name none."""
+    def latest(self, name: str, otherwise: int | None = None) -> int | None:
+        """The version that answers requests which name none; ``otherwise``: there is none."""
         with suppress(ServingError), self._core.manager.get_servable_handle(ModelRef(name)) as handle:
             return handle.id.version
         return otherwise

@@ -273,10 +273,7 @@ class FileSystemStoragePathSource:
 
     def poll(self) -> None:
         """Asks for a look at every stream; without a thread, the looks have run when this returns."""
-        self._look_at(None, forced=True)
-        self._looks.run_pending()
-        self._tidy()
-        self._executor.run_pending()
+        self._sweep(forced=True)
 
     def look_ahead(
         self,
@@ -346,9 +343,9 @@ class FileSystemStoragePathSource:
         self._is_tidy = self._is_tidy and not gone
         return changed
 
-    def _sweep(self) -> None:
+    def _sweep(self, forced: bool = False) -> None:
         """The work of each interval."""
-        self._look_at(None)
+        self._look_at(None, forced)
         self._looks.run_pending()
         self._tidy()
         self._executor.run_pending()

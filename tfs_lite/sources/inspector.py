@@ -26,6 +26,7 @@ from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, has
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.structure import needs_look, structural_problem
 from tfs_lite.storage.store import StorageError
+from tfs_lite.storage.url import folders_of
 
 _TRANSIENT = frozenset({errno.ENOENT, errno.ESTALE})
 REOPEN_SECONDS, MAX_REOPEN_SECONDS = 60.0, 3600.0
@@ -156,8 +157,7 @@ class VersionInspector:
         with self._lock:
             record = self._records.get(path)
         names = [file.name for file in record.tree.files if file.name != MANIFEST_NAME] if record is not None else []
-        inner = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
-        return [path, *(f"{path}/{name}" for name in sorted(inner))], [f"{path}/{name}" for name in names]
+        return [path, *(f"{path}/{name}" for name in sorted(folders_of(names)))], [f"{path}/{name}" for name in names]
 
     @property
     def hashing(self) -> dict[str, LoadProgress]:
@@ -213,7 +213,7 @@ class VersionInspector:
                 self._records[path] = known
         needs_files = has_files(tree) or self._configs.needs_files(os.path.dirname(path))
         evidence = known.evidence
-        if evidence.digests == "" and not self._disk.is_ready(path):
+        if evidence.digests == "" and not tree.is_here:
             evidence = replace(evidence, digests=None)
             with self._lock:
                 self._checks.pop((path, fingerprint), None)
@@ -275,7 +275,7 @@ class VersionInspector:
     def _digests(self, path: str, tree: Tree, record: _Record) -> str | None:
         """The result of hashing, None while at it. Raises the error that ended it, and starts anew when asked again.
         What was fetched before was checked then."""
-        if self._disk.fetches and self._disk.is_ready(path):
+        if self._disk.fetches and tree.is_here:
             return ""
         key, before = (path, record.fingerprint), None
         with self._lock:

@@ -28,7 +28,7 @@ from tfs_lite.sources.base_config import files_named
 from tfs_lite.sources.object_listing import BaseListing, ListedVersion, SavedBase, SavedVersion, Signature, below
 from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.storage.store import READ_SECONDS, RemoteFile, Storage, StorageError, until
-from tfs_lite.storage.url import check_names, endpoint_of
+from tfs_lite.storage.url import check_names, endpoint_of, join_path
 
 logger = logging.getLogger(__name__)
 MAX_BESIDE, MAX_BESIDE_BYTES = 100, 64 << 20
@@ -91,7 +91,7 @@ class CachedVersions:
 
     def in_place(self, base: str, inner: str = "") -> str:
         """The path in the place of something below a base path."""
-        return "/".join(filter(None, (base[len(self._place) + 1 :], inner)))
+        return join_path(base[len(self._place) + 1 :], inner)
 
     def config(self, base: str, inner: str, file: RemoteFile) -> bytes:
         """The contents of a small file below the base path, read once a state."""

@@ -44,6 +44,7 @@ from tfs_lite.storage.fetch import Fetcher, FetchProgress, RemoteVersion, with_d
 from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.storage.object_errors import NO_NAME, UNREADABLE
 from tfs_lite.storage.store import READ_SECONDS, RemoteFile, Storage, StorageCondition, StorageError, until
+from tfs_lite.storage.url import start_of
 
 logger = logging.getLogger(__name__)
 REPEAT_SECONDS = 30.0
@@ -231,7 +232,7 @@ class ObjectDisk:
         overflow = len(version.files) > max_files
         if self._versions.current(path, version) is not None:
             return Tree(stats, 0, overflow, device=_CACHED)
-        return Tree(stats, newest, overflow, newest, _REMOTE)
+        return Tree(stats, newest, overflow, newest, _REMOTE, is_here=False)
 
     def open(self, path: str) -> BinaryIO:
         base, inner = self._split(path)
@@ -253,9 +254,8 @@ class ObjectDisk:
         return io.BufferedReader(reader, _READ_BYTES)
 
     def is_ready(self, path: str) -> bool:
-        if self.fetched(path) is None:  # and so the objects of a deep listing need not be listed
-            return False
-        return self._versions.current(path, self._version(os.path.dirname(path), os.path.basename(path))) is not None
+        found = self.fetched(path)  # first, so that the objects of a deep listing need not be listed without it
+        return found is not None and found.signature == self._version(*os.path.split(path)).signature
 
     def verify(
         self,
@@ -556,7 +556,7 @@ def _is_of_other_version(url: str, base: str, listing: BaseListing) -> bool:
 
 def _entries(files: Mapping[str, RemoteFile], folder: str) -> list[DirectoryEntry]:
     """The children of a folder."""
-    start, found = f"{folder}/" if folder else "", dict[str, DirectoryEntry]()
+    start, found = start_of(folder), dict[str, DirectoryEntry]()
     for path, file in files.items():
         if path.startswith(start):
             name, slash, _ = path[len(start) :].partition("/")

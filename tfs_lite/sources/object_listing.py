@@ -19,6 +19,7 @@ from tfs_lite.core.servable import parse_version
 from tfs_lite.core.status import ServingError
 from tfs_lite.storage.fetch import CLAIM_NAME, wanted_files
 from tfs_lite.storage.store import FlatListing, RemoteFile, StorageError
+from tfs_lite.storage.url import folders_of, start_of
 
 Signature = tuple[tuple[str, int, str], ...]
 """Paths, sizes and tags of the files of a version but its configs: equal for the same state of the same files."""
@@ -101,7 +102,7 @@ def listed_version(files: Iterable[RemoteFile]) -> ListedVersion:
 
 def below(prefix: str, file: RemoteFile) -> RemoteFile:
     """The file by its path below the prefix."""
-    return replace(file, path=file.path[len(prefix) + 1 :] if prefix else file.path)
+    return replace(file, path=file.path[len(start_of(prefix)) :])
 
 
 def arrange(prefix: str, files: Iterable[RemoteFile], folders: Iterable[str] | None = None) -> BaseListing:
@@ -121,7 +122,7 @@ def arrange(prefix: str, files: Iterable[RemoteFile], folders: Iterable[str] | N
     if folders is not None:
         listed = dict.fromkeys(listed.keys() | of_all)
     others = {name for name in others - of_all if is_looked_at(name)}
-    markers = {path[:end] for path in beside for end in range(len(path)) if path[end] == "/"} | others
+    markers = folders_of(beside) | others
     beside = {path: file for path, file in beside.items() if path not in markers}
     return BaseListing(listed, beside, frozenset(others), frozenset() if folders is not None else frozenset(others))
 

@@ -25,8 +25,8 @@ from tfs_lite.core.clock import Clock, SystemClock
 from tfs_lite.core.manifest import MANIFEST_NAME, MAX_FILES, MODEL_SETTINGS_FILES, Manifest, is_looked_at
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.storage.files_cache import LOOK_SECONDS, Download, FilesCache, never
-from tfs_lite.storage.store import RemoteFile, Storage, StorageError
-from tfs_lite.storage.url import check_names
+from tfs_lite.storage.store import RemoteFile, Storage, StorageError, is_transient
+from tfs_lite.storage.url import check_names, folders_of, join_path
 
 CLAIM_NAME = "tfs_lite.uploading"
 """The file of a version that says who is publishing it."""
@@ -46,7 +46,7 @@ def wanted_files(files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
     Hidden files, caches, logs, the claim of a publisher and markers of folders are not among them. INVALID_ARGUMENT if
     a path cannot be that of a file, FAILED_PRECONDITION if there are too many."""
     found = [file for file in files if is_looked_at(file.path) and file.path != CLAIM_NAME]
-    folders = {name[:end] for name in (file.path for file in found) for end in range(len(name)) if name[end] == "/"}
+    folders = folders_of(file.path for file in found)
     found = [file for file in found if file.size or not (file.path in folders or file.path.endswith("/"))]
     if len(found) > MAX_FILES:
         raise failed_precondition(f"too many files: more than {MAX_FILES}")
@@ -310,7 +310,7 @@ class _Fetch:
 
         attempts = Retrying(
             sleep=lambda seconds: self._pause(seconds, sleep),
-            retry=retry_if_exception(_is_transient),
+            retry=retry_if_exception(is_transient),
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_exponential_jitter(max=MOST_WAIT),
             reraise=True,
@@ -379,9 +379,8 @@ class _Fetch:
     def _read(self, file: RemoteFile) -> None:
         """Appends what is missing. UNAVAILABLE if the body ends early, ABORTED if the file is not the listed one."""
         name, download = file.path, self._download
-        path = f"{self.version.prefix}/{name}" if self.version.prefix else name
         try:
-            for chunk in self._storage.read(path, download.written(name), file.tag):
+            for chunk in self._storage.read(join_path(self.version.prefix, name), download.written(name), file.tag):
                 if download.written(name) + len(chunk) > file.size:
                     raise StorageError(StatusCode.ABORTED, "it is longer than listed")
                 download.write(name, chunk)
@@ -421,10 +420,6 @@ def _sleep_until(stop: threading.Event) -> Callable[[float], object]:
     from tenacity import sleep_using_event
 
     return sleep_using_event(stop)
-
-
-def _is_transient(error: BaseException) -> bool:
-    return isinstance(error, StorageError) and error.is_transient
 
 
 def _explained(error: StorageError) -> StorageError:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.loader import size_text
+from tfs_lite.core.publish import sync_directory, sync_file
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 
 LOOK_SECONDS = 0.5
@@ -176,7 +177,7 @@ class FilesCache:
     def publish(self, key: str, use: int) -> None:
         """Gives files their name once they are whole, and on the disk."""
         os.rename(self.partial(key), os.path.join(self._directory, key))
-        _sync(self._directory)
+        sync_directory(self._directory)
         self._keep(key, use)
 
     def whole(self, key: str, version: str) -> str:
@@ -390,8 +391,9 @@ class Download:
         """Keeps the version once everything was written and is right. Returns its directory, which is then held."""
         for folder, _, names in os.walk(self._cache.partial(self._key), topdown=False):
             for name in names:
-                _sync(os.path.join(folder, name))
-            _sync(folder)
+                with open(os.path.join(folder, name), "rb") as file:
+                    sync_file(file)
+            sync_directory(folder)
         self._cache.publish(self._key, self._use)
         os.close(self._writing)
         return self._cache.whole(self._key, self._version)
@@ -454,11 +456,3 @@ def _rough(count: int) -> int:
     """The number with its three highest bits."""
     unit = 1 << max(count.bit_length() - 3, 0)
     return count // unit * unit
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -29,7 +29,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.storage.store import Children, FlatListing, OnRequest, RemoteFile, StorageError
-from tfs_lite.storage.url import StorageUrl, check_names
+from tfs_lite.storage.url import StorageUrl, check_names, start_of
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".pt2", ".onnx")
 """Endings of the files at a repository's root that are taken. None of them is code."""
@@ -77,11 +77,11 @@ class Hub:
         self._commits: tuple[Commit, ...] = ()  # the present one last; replaced whole
 
     def files(self, prefix: str) -> FlatListing:
-        start = f"{prefix}/" if prefix else ""
+        start = start_of(prefix)
         return FlatListing(tuple(file for file in self._present().files if file.path.startswith(start)))
 
     def children(self, prefix: str) -> Children:
-        files, skip = self.files(prefix).files, len(prefix) + 1 if prefix else 0
+        files, skip = self.files(prefix).files, len(start_of(prefix))
         here = tuple(file for file in files if "/" not in file.path[skip:])
         return Children(here, tuple(sorted({f.path[skip:].split("/")[0] for f in files if "/" in f.path[skip:]})))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tfs_lite.core.status import StatusCode
 from tfs_lite.storage.store import StorageError
+from tfs_lite.storage.url import start_of
 
 NO_ANSWER = "the storage does not answer"
 NO_CREDENTIALS = "the service for credentials gives no credentials"
@@ -82,7 +83,7 @@ class OddKey:
     def of(cls, text: str, prefix: str) -> OddKey:
         """The key in the text of an InvalidPathError of a listing of ``prefix``."""
         found = _INVALID_PATH.search(text.partition("\n\nDebug source:")[0])
-        start = f"{prefix}/" if prefix else ""
+        start = start_of(prefix)
         return cls(found[1][len(start) :] if found and found[1].startswith(start) else "")
 
     @property

@@ -20,7 +20,7 @@ from tfs_lite.core.manifest import MAX_FILES
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.storage.object_errors import UNREADABLE, OddKey, error_of, setup_error_of
 from tfs_lite.storage.store import PAGE, Children, FlatListing, OnRequest, RemoteFile, Storage, StorageError
-from tfs_lite.storage.url import StorageUrl
+from tfs_lite.storage.url import StorageUrl, folders_of, join_path, start_of
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -125,7 +125,7 @@ class ObjectStorage:
     def _scan(self, prefix: str, after: str | None, pages: int) -> tuple[Children | None, OddKey | None]:
         """The first level, of what sorts behind ``after``, from at most so many pages; or the key at which a page ends.
         Neither: there are more. A page costs a request, and what else is in its last folder is skipped."""
-        start = f"{prefix}/" if prefix else ""
+        start = start_of(prefix)
         files, folders, at = list[RemoteFile](), set[str](), after
         for _ in range(pages):
             page = self._page(prefix, at)
@@ -168,7 +168,7 @@ class ObjectStorage:
         """The first level without what sorts up to ``0``, and so without the keys that :attr:`OddKey.sorts_first` tells
         of, with which the rest of their page is lost. Another key that no file can have is an error: versions may be
         lost with it."""
-        found, other = self._scan(prefix, f"{prefix}/0" if prefix else "0", MAX_PAGES)
+        found, other = self._scan(prefix, join_path(prefix, "0"), MAX_PAGES)
         if found is None:
             raise (other or odd).error
         return replace(found, passed_over=odd.name)
@@ -307,16 +307,8 @@ def without_markers(files: Iterable[RemoteFile], prefix: str, folders: Iterable[
     """The files below the prefix, sorted. Those that only mark a folder are left out: objects without bytes whose name
     is that of a folder, by itself or with a ``/``, which obstore takes away. ``folders``: more prefixes known."""
     listed = sorted(files, key=lambda file: file.path)
-    known = {file.path[:end] for file in listed for end in _ends_of_folders(file.path, len(prefix))}
-    known.update((prefix, *folders))
+    known = {prefix, *folders, *folders_of(file.path for file in listed)}
     return tuple(file for file in listed if file.size or file.path not in known)
-
-
-def _ends_of_folders(path: str, start: int) -> Iterator[int]:
-    at = path.find("/", start + 1)
-    while at >= 0:
-        yield at
-        at = path.find("/", at + 1)
 
 
 def _part_size(source: bytes | BinaryIO) -> int:

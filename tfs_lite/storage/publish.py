@@ -41,8 +41,8 @@ from tfs_lite.core.publish import (
 )
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument, printable
 from tfs_lite.storage.fetch import CLAIM_NAME
-from tfs_lite.storage.store import Storage, StorageError
-from tfs_lite.storage.url import StorageUrl, check_names
+from tfs_lite.storage.store import Storage, StorageError, is_transient
+from tfs_lite.storage.url import StorageUrl, check_names, join_path
 
 if TYPE_CHECKING:
     from tenacity import Retrying
@@ -243,7 +243,7 @@ class _Publication:
         del self._put[name]
 
     def _path(self, name: str) -> str:
-        return f"{self._url.prefix}/{name}" if self._url.prefix else name
+        return join_path(self._url.prefix, name)
 
     def _ask(self, request: Callable[[], T]) -> T:
         return self._retrying.copy()(request)
@@ -311,7 +311,7 @@ def _retrying(sleep: Callable[[float], None] | None) -> Retrying:
     return Retrying(
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_exponential(_FIRST_WAIT, max=_MOST_WAIT) + wait_random(0, 1),
-        retry=retry_if_exception(lambda error: isinstance(error, StorageError) and error.is_transient),
+        retry=retry_if_exception(is_transient),
         reraise=True,
         **given,
     )

@@ -65,6 +65,11 @@ class StorageError(OSError):
         return ServingError(self.code, self.sentence)
 
 
+def is_transient(error: BaseException) -> bool:
+    """Whether the request that has failed with this error may succeed in a while."""
+    return isinstance(error, StorageError) and error.is_transient
+
+
 @dataclass(frozen=True, slots=True)
 class StorageCondition:
     """The state of a storage as the listings of one base path show it; times are in seconds since 1970. ``last_good``:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -98,7 +98,7 @@ class StorageUrl:
     @property
     def text(self) -> str:
         """The URL as people see it, the same for every way to write it; ``parse`` reads it."""
-        return f"{self.place}/{self.prefix}" if self.prefix else self.place
+        return join_path(self.place, self.prefix)
 
     @property
     def place(self) -> str:
@@ -178,6 +178,21 @@ def endpoint_of(scheme: str, environment: Mapping[str, str]) -> str:
     return found.rstrip("/")
 
 
+def join_path(prefix: str, name: str) -> str:
+    """The path of something below a prefix. Either may be empty."""
+    return "/".join(filter(None, (prefix, name)))
+
+
+def start_of(prefix: str) -> str:
+    """The beginning of every path below the prefix."""
+    return f"{prefix}/" if prefix else ""
+
+
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """The paths of all folders that these paths lead through."""
+    return {path[: slash.start()] for path in paths for slash in re.finditer("/", path)}
+
+
 def check_names(names: Sequence[str]) -> None:
     """Raises INVALID_ARGUMENT unless these can be the files of one directory, and none outside of it."""
     for name in names:
@@ -185,7 +200,7 @@ def check_names(names: Sequence[str]) -> None:
             raise invalid_argument("the path of a file is too long")
         for part in name.split("/"):
             check_name(part)
-    folders = {name[:end] for name in names for end in range(len(name)) if name[end] == "/"}
+    folders = folders_of(names)
     twice = next((name for name, count in Counter(names).items() if count > 1 or name in folders), None)
     if twice is not None:
         raise invalid_argument(f"a file comes twice, or is a directory too: {twice!r:.200}")

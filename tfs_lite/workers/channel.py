@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import ormsgpack
 
@@ -86,11 +87,8 @@ class Channel:
 
     def shut_down(self) -> None:
         """Ends the connection for both ends; the descriptor stays open until :meth:`close`."""
-        with self._closing:
-            try:
-                self._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        with self._closing, suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with self._closing:

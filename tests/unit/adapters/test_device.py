@@ -166,10 +166,10 @@ def test_memory_of_the_control_group_is_its_limit_and_what_is_held_for_good(tmp_
 def test_torch_leaves_a_core_to_the_front_end(monkeypatch):
     before = torch.get_num_threads()
     try:
-        monkeypatch.setattr(device, "_usable_cores", lambda: 4)
+        monkeypatch.setattr(device, "usable_cpus", lambda: 4)
         configure_torch_threads()
         assert torch.get_num_threads() == 3
-        monkeypatch.setattr(device, "_usable_cores", lambda: 1)
+        monkeypatch.setattr(device, "usable_cpus", lambda: 1)
         configure_torch_threads()
         assert torch.get_num_threads() == 1
         configure_torch_threads(intra=2)

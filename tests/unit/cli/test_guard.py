@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfs_lite.cli import rollback
-from tfs_lite.cli.guard import judged, newest
+from tfs_lite.cli.guard import SETTLED_SECONDS, End, judged, newest
 from tfs_lite.cli.main import main
 from tfs_lite.cli.rollback import numbers, versions_text
 
@@ -26,35 +26,37 @@ def ended(outcome: str) -> dict[str, Any]:
 
 
 def test_a_trial_that_goes_on_is_waited_for() -> None:
-    assert judged(answer("SERVING", version=8, answers=8), 8)[0] is None
-    assert judged(answer("LOADING"), 8)[0] is None
-    assert judged(answer("WAITING"), 8)[0] is None
-    assert judged(answer("SERVING"), 9)[0] is None  # it is not seen yet
+    assert judged(answer("SERVING", version=8, answers=8), 8) is None
+    assert judged(answer("LOADING"), 8) is None
+    assert judged(answer("WAITING"), 8) is None
+    assert judged(answer("SERVING"), 9) is None  # it is not seen yet
 
 
 @pytest.mark.parametrize("outcome", ["PASSED", "ACCEPTED", "SUPERSEDED", "MEMORY", "OLD_GONE"])
 def test_a_version_that_stays_is_0(outcome: str) -> None:
-    code, text = judged(answer("SERVING", answers=8, ended=ended(outcome)), 8)
-    assert (code, text) == (0, "the trial of version 8 is over: the bake is over; version 8 answers")
+    end = judged(answer("SERVING", answers=8, ended=ended(outcome)), 8)
+    assert end == End(0, "the trial of version 8 is over: the bake is over; version 8 answers")
 
 
 def test_a_version_that_was_taken_back_is_1_and_says_which_answers() -> None:
     rejected = [{"version": 8, "why": "taken back after 11 s"}]
-    code, text = judged(answer("REJECTED", rejected=rejected, ended=ended("TAKEN_BACK")), 8)
-    assert (code, text) == (1, "version 8 must not answer: taken back after 11 s; version 7 answers")
+    end = judged(answer("REJECTED", rejected=rejected, ended=ended("TAKEN_BACK")), 8)
+    assert end == End(1, "version 8 must not answer: taken back after 11 s; version 7 answers")
 
 
 @pytest.mark.parametrize("verdict", ["HELD_BACK", "FAILED", "REFUSED"])
-def test_a_version_that_cannot_answer_is_1(verdict: str) -> None:
-    assert judged(answer(verdict), 8) == (1, "~version 8 is so; version 7 answers")
+def test_a_version_that_cannot_answer_for_a_while_is_1(verdict: str) -> None:
+    assert judged(answer(verdict), 8) == End(1, "version 8 is so; version 7 answers", SETTLED_SECONDS)
 
 
 def test_a_version_that_an_operator_accepted_later_counts_as_it_is_now() -> None:
-    assert judged(answer("SERVING", answers=8, ended=ended("TAKEN_BACK")), 8)[0] == 0
+    end = judged(answer("SERVING", answers=8, ended=ended("TAKEN_BACK")), 8)
+    assert end == End(0, "version 8 answers, and is not on trial", SETTLED_SECONDS)
 
 
 def test_a_version_that_is_gone_is_1() -> None:
-    assert judged(answer("NOT_ON_DISK", ended=ended("GONE")), 8)[0] == 1
+    end = judged(answer("NOT_ON_DISK", ended=ended("GONE")), 8)
+    assert end == End(1, "the trial of version 8 is over: the bake is over; version 7 answers")
 
 
 def test_the_version_on_trial_is_meant_else_the_highest() -> None:

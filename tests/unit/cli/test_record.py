@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.errors import fail_syncs
 from tests.support.servers.logs import examples_log, log_file, predict_log, write_warmup
 from tfs_lite.cli.main import main
 from tfs_lite.protocols.tensorflow.prediction_log import MAX_WARMUP_RECORDS, parse_log
@@ -154,6 +156,16 @@ def test_requests_are_copied_from_logs_once_each_and_without_metadata(record: An
         "more": False,
     }
     assert out.read_bytes() == log_file(predict(1), predict(2), examples_log("regress", [{"x": [1.0]}]))
+
+
+@pytest.mark.parametrize("of_files", [False, True])
+def test_a_disk_that_cannot_sync_is_recorded_to(
+    record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_files: bool
+) -> None:
+    fail_syncs(monkeypatch, errno.EINVAL, of_files=of_files)
+    (tmp_path / "a.log").write_bytes(log_file(predict(1)))
+    assert record("--from_log", tmp_path / "a.log", f"--out={tmp_path / 'w'}")["added"] == 1
+    assert (tmp_path / "w").read_bytes() == log_file(predict(1))
 
 
 def test_only_requests_to_the_model_are_copied(record: Any, tmp_path: Path) -> None:

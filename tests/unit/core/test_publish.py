@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import fail_syncs
 from tests.support.servers.process import wait_until
 from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, file_stamp, parse_manifest
 from tfs_lite.core.publish import (
@@ -245,36 +246,19 @@ def test_a_published_directory_is_readable_as_the_umask_allows(source: Path, bas
 # Disks that cannot do everything.
 
 
-@pytest.fixture
-def syncing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], None]:
-    """Lets ``fsync`` of directories, or of files, fail with this error."""
-
-    def fail(number: int, of_files: bool) -> None:
-        sync = os.fsync
-
-        def fsync(descriptor: int) -> None:
-            if os.path.isdir(f"/proc/self/fd/{descriptor}") is not of_files:
-                raise OSError(number, os.strerror(number))
-            sync(descriptor)
-
-        monkeypatch.setattr(os, "fsync", fsync)
-
-    return fail
-
-
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
 def test_a_disk_that_does_not_sync_directories_is_published_to_without_a_word(
-    source: Path, base: Path, syncing: Callable[[int, bool], None], number: int, caplog: pytest.LogCaptureFixture
+    source: Path, base: Path, monkeypatch: pytest.MonkeyPatch, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    syncing(number, False)
+    fail_syncs(monkeypatch, number, of_files=False)
     assert publish(str(source), str(base)).version == 1
     assert caplog.text == ""
 
 
 def test_a_disk_that_does_not_sync_files_is_published_to_and_named(
-    source: Path, base: Path, syncing: Callable[[int, bool], None], caplog: pytest.LogCaptureFixture
+    source: Path, base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    syncing(errno.EINVAL, True)
+    fail_syncs(monkeypatch, errno.EINVAL, of_files=True)
     assert publish(str(source), str(base)).version == 1
     assert "model.py was not synced" in caplog.text
 
@@ -287,9 +271,9 @@ def refused(call: Callable[[], object]) -> ServingError:
 
 @pytest.mark.parametrize("of_files", [False, True])
 def test_a_disk_with_errors_publishes_nothing_and_says_where_and_what_to_do(
-    source: Path, base: Path, syncing: Callable[[int, bool], None], of_files: bool
+    source: Path, base: Path, monkeypatch: pytest.MonkeyPatch, of_files: bool
 ) -> None:
-    syncing(errno.EIO, of_files)
+    fail_syncs(monkeypatch, errno.EIO, of_files=of_files)
     error = refused(lambda: publish(str(source), str(base)))
     assert error.code is StatusCode.UNAVAILABLE
     assert str(base / HIDDEN_PREFIX) in str(error)

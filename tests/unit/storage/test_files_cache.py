@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.errors import fail_syncs
 from tfs_lite.cluster.replicas.generation import files_digest, has_digest
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.storage import files_cache
@@ -282,6 +283,16 @@ def test_download_that_does_not_go_on_begins_with_nothing(root: Path, digest_of:
     second = begin(cache_at(root), digest_of(b"weights"), resume=False)
     assert second.resume("model.pt2") == 0
     second.abort()
+
+
+@pytest.mark.parametrize("of_files", [False, True])
+def test_disk_that_cannot_sync_keeps_a_version(
+    root: Path, digest_of: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch, of_files: bool
+) -> None:
+    fail_syncs(monkeypatch, errno.EINVAL, of_files=of_files)
+    download = begin(cache_at(root), digest_of(b"weights"))
+    download.write("model.pt2", b"weights")
+    assert Path(download.finish(), "model.pt2").read_bytes() == b"weights"
 
 
 def test_file_is_begun_anew_and_files_of_others_go(root: Path, digest_of: Callable[[bytes], str]) -> None:

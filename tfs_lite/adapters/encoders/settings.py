@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.replicas import RAY
-from tfs_lite.config.settings import Settings, nearest
+from tfs_lite.config.settings import Flag, Settings, nearest
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
 CPU_TOKENS, GPU_TOKENS = 4096, 65_536
@@ -29,10 +29,6 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 """Field -> why it is refused."""
 
 
-def _flag(value: object) -> object:
-    return {"true": True, "false": False, "1": True, "0": False}.get(str(value).lower(), value)
-
-
 class EncoderSettings(Settings):
     """The settings of an encoder; None means what the files say."""
 
@@ -42,7 +38,7 @@ class EncoderSettings(Settings):
     """The most tokens of a text, with those that the tokenizer adds; at most what the network takes."""
     pooling: Literal["mean", "cls", "lasttoken", "max"] | None = None
     """How the vectors of a text's tokens become one."""
-    normalize: Annotated[bool, BeforeValidator(_flag)] | None = None
+    normalize: Flag | None = None
     """Whether embeddings have length 1."""
     max_batch_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """The most tokens of one forward, padding included. A longer text runs alone."""

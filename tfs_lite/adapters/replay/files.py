@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from tfs_lite.core.manifest import open_unlinked
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.tensorflow.prediction_log import MAX_LOG_BYTES
 from tfs_lite.protocols.tfrecord import read_records
@@ -27,7 +28,7 @@ def open_records(directory: str, path: str) -> BinaryIO | None:
         if folder and os.path.islink(os.path.dirname(place)):
             raise _unfit(path, f"{folder} is a link")
         _check(path, os.lstat(place))
-        file = open(place, "rb", opener=_open_plain)  # noqa: SIM115 - the caller closes it
+        file = open(place, "rb", opener=open_unlinked)  # noqa: SIM115 - the caller closes it
         try:
             _check(path, os.fstat(file.fileno()))
         except BaseException:
@@ -59,11 +60,6 @@ def naming(what: str) -> Iterator[None]:
         yield
     except ServingError as error:
         raise ServingError(error.code, f"{what}: {error}") from None
-
-
-def _open_plain(path: str, flags: int) -> int:
-    """Opens a file; neither follows a link nor blocks, in case the file has been replaced since it was checked."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _check(path: str, status: os.stat_result) -> None:

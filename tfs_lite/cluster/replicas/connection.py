@@ -22,6 +22,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
@@ -327,11 +328,8 @@ class FrameChannel:
         return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def shut_down(self) -> None:
-        with self._closing:
-            try:
-                self._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        with self._closing, suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with self._closing:

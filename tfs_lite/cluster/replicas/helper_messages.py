@@ -17,6 +17,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import Any
 
 import ormsgpack
@@ -62,11 +63,8 @@ class MessageStream:
 
     def shut_down(self) -> None:
         """Ends the connection for both ends. Any thread."""
-        with self._sending:
-            try:
-                self._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        with self._sending, suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the stream; only the thread that receives may call it."""

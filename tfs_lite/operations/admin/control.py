@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfs_lite.core.history import Cause, Origin, acting
+from tfs_lite.core.history import Cause, Origin, acting, time_text
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import failed_precondition, not_found
 from tfs_lite.operations.admin.questions import what_if
-from tfs_lite.operations.explain.explanation import Explanation, ModelVerdict, shortened, time_text
+from tfs_lite.operations.explain.explanation import Explanation, ModelVerdict, shortened
 from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.failed_requests.ring import FailedRequest, FailedRequests

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl
 
 import orjson
 
-from tfs_lite.core.status import invalid_argument
 from tfs_lite.operations.admin.events import FIELDS, EventFeed, Reader, WantedEvents, wanted_events
 from tfs_lite.operations.admin.schemas import events_schema
 from tfs_lite.server.http.events import EVENT_TYPE, event
@@ -50,7 +48,7 @@ class EventsApi(OwnPages[None]):
         return None
 
     async def events(self, request: Request, target: None) -> Response | StreamResponse:
-        wanted = wanted_events(_fields(request))
+        wanted = wanted_events(request.fields(FIELDS))
         reader = Reader(request.grant.allows, self._may_manage(request))
         if not _wants_stream(request):
             page = await self._feed.page(wanted, reader)
@@ -79,12 +77,3 @@ def _last_seen(request: Request) -> int | None:
     """The last event that a browser which connects again has seen; None on its first connection."""
     sent = request.headers.fields.get(b"last-event-id", b"")
     return int(sent) if sent.isdigit() and len(sent) <= 18 else None
-
-
-def _fields(request: Request) -> dict[str, str]:
-    """The fields of the query; of a field that comes twice, the last counts."""
-    fields = dict(parse_qsl(request.head.query, keep_blank_values=True, errors="replace"))
-    for name in fields:
-        if name not in FIELDS:
-            raise invalid_argument(f"the query has the field {name[:50]!r}; this page knows: {', '.join(FIELDS)}")
-    return fields

@@ -7,11 +7,9 @@ of predictions and of V2's repository.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import invalid_argument
 from tfs_lite.operations.dashboard.counters import Counters
 from tfs_lite.operations.dashboard.details import Details
 from tfs_lite.operations.dashboard.feed import WRITE_TIMEOUT, Feed
@@ -99,7 +97,7 @@ class Dashboard(OwnPages[str]):
         )
 
     async def overview(self, request: Request, target: str) -> Response:
-        fields = _fields(request)
+        fields = request.fields(FIELDS)
         may = self._names(request)
         model, span, paths = fields.get("model"), fields.get("range", "10m"), self._doors.manages(request)
 
@@ -122,12 +120,3 @@ class Dashboard(OwnPages[str]):
 
     def target(self, names: Mapping[str, str]) -> str:
         return unquote(names.get("file", ""))
-
-
-def _fields(request: Request) -> dict[str, Any]:
-    """The fields of the query; of a field that comes twice, the last counts."""
-    fields = dict(parse_qsl(request.head.query, keep_blank_values=True, errors="replace"))
-    for name in fields:
-        if name not in FIELDS:
-            raise invalid_argument(f"the query has the field {name[:50]!r}; this page knows: {', '.join(FIELDS)}")
-    return fields

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfs_lite.core.history import iso_time
+from tfs_lite.core.history import time_text
 
 MAX_TEXT = 500
 """Characters of one text; longer ones are cut."""
@@ -170,8 +170,3 @@ def shortened(text: str) -> str:
     """The text shortened to ``MAX_TEXT`` characters, none of them a control character or half of a pair."""
     clean = "".join(char if char.isprintable() else " " for char in text[: MAX_TEXT + 1])
     return clean if len(clean) <= MAX_TEXT else f"{clean[: MAX_TEXT - 3]}..."
-
-
-def time_text(seconds: float | None) -> str | None:
-    """RFC 3339 in UTC, with milliseconds."""
-    return None if seconds is None else iso_time(seconds)

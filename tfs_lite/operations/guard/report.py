@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.core.history import Cause, EventKind, Origin, iso_time
-from tfs_lite.core.servable import ModelRef, ServableId, VersionState
-from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.core.history import Cause, EventKind, Origin, iso_time, time_text
+from tfs_lite.core.servable import ServableId, VersionState
+from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.operations.guard.evidence import TrialCounts
 from tfs_lite.operations.guard.metrics import GuardMetrics
 from tfs_lite.operations.guard.stage import GuardView
@@ -65,8 +64,8 @@ class Standing:
             "state": "NONE" if trial is None else trial.stage.value,
             "version": None if trial is None else trial.new,
             "over": None if trial is None else trial.old,
-            "since": _time(view.since),
-            "until": _time(view.until),
+            "since": time_text(view.since),
+            "until": time_text(view.until),
             **{name: getattr(counts, name) for name in COUNTED},
             "votes": {"against": judgement.against, "for": judgement.votes_for, "needed": judgement.needed},
             "run_ms": {"new": _milliseconds(counts.run_ms), "old": _milliseconds(self.old_run_ms)},
@@ -97,10 +96,6 @@ def _rejected(rejection: Rejection) -> dict[str, Any]:
     }
 
 
-def _time(seconds: float | None) -> str | None:
-    return None if seconds is None else iso_time(seconds)
-
-
 def _milliseconds(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
@@ -126,7 +121,7 @@ class GuardReports:
         self._counts = counts
         self._is_saved = is_saved
         self._shielded: dict[ServableId, tuple[float, int]] = {}  # when it was told last, and of how many
-        self.metrics = GuardMetrics(core.registry, lambda: core.states.configured, view, self.latest)
+        self.metrics = GuardMetrics(core.registry, lambda: core.states.configured, view, core.view.latest)
 
     # How models stand.
 
@@ -144,7 +139,7 @@ class GuardReports:
         if found is None:
             return None
         view, counts = found
-        answers = self.latest(name)
+        answers = self._core.view.latest(name)
         old_run_ms = counts.old_run_ms
         if view.trial is not None and (ran := self.run_ms(ServableId(name, view.trial.old))) is not None:
             old_run_ms = ran
@@ -155,12 +150,6 @@ class GuardReports:
         """The mean of all its runs that did not fail; None if there are none."""
         totals = self._core.metrics.batches.totals().get((id.name, str(id.version)))
         return totals.run_seconds * 1e3 / totals.timed_runs if totals is not None and totals.timed_runs else None
-
-    def latest(self, name: str) -> int | None:
-        """The version that answers requests which name none."""
-        with suppress(ServingError), self._core.manager.get_servable_handle(ModelRef(name)) as handle:
-            return handle.id.version
-        return None
 
     def _back_to(self, name: str, view: GuardView, answers: int | None) -> int | None:
         if view.trial is not None and view.trial.stage is not Stage.ARMED:

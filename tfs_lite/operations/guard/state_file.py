@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfs_lite.core.publish import sync_directory
+from tfs_lite.core.publish import sync_directory, sync_file
 from tfs_lite.operations.guard.trial import MAX_REMEMBERED, By, ModelState, Rejection, Running
 
 FILE = "guard.json"
@@ -164,12 +164,10 @@ def with_files(saved: Mapping[str, ModelState], files_of: Callable[[str], str]) 
 def _replace(path: Path, data: bytes) -> None:
     """The file has the old or the new bytes, whatever ends the process. Readable by the server's user alone."""
     new = path.with_name(f"{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)
+    with open(new, "wb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
+        os.fchmod(file.fileno(), 0o600)
         file.write(data)
-        file.flush()
-        os.fsync(descriptor)
+        sync_file(file)
     os.replace(new, path)
     sync_directory(str(path.parent))
 

@@ -32,6 +32,7 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import FLOATING, Array, from_numpy
 from tfs_lite.protocols.messages import ClassificationResult, Message, RegressionResult
 from tfs_lite.protocols.tensorflow.serving import read_model_spec
+from tfs_lite.protocols.varints import encode_varint
 
 CLASSES = "classes"
 SCORES = "scores"
@@ -294,8 +295,8 @@ def _head(label: bytes | str) -> bytes:
         text.decode()
     except UnicodeError:
         raise invalid_argument(f"the model answered with a class label that is no UTF-8 text: {label!r:.40}") from None
-    body = _LABEL + _varint(len(text)) + text + _SCORE
-    return _CLASS + _varint(len(body) + 4) + body
+    body = _LABEL + encode_varint(len(text)) + text + _SCORE
+    return _CLASS + encode_varint(len(body) + 4) + body
 
 
 def _rows(heads: list[bytes], scores: Array) -> bytes:
@@ -307,7 +308,7 @@ def _rows(heads: list[bytes], scores: Array) -> bytes:
     classes, start = data.tobytes(), 0
     pieces: list[bytes] = []
     for end in np.cumsum(sizes.reshape(count, width).sum(axis=1)).tolist():
-        pieces += (_CLASSIFICATION, _varint(end - start), classes[start:end])
+        pieces += (_CLASSIFICATION, encode_varint(end - start), classes[start:end])
         start = end
     return b"".join(pieces)
 
@@ -316,12 +317,3 @@ def _float_bytes(numbers: Array) -> Array:
     """The numbers as little-endian floats: [n, 4] bytes."""
     with np.errstate(over="ignore"):
         return numbers.astype("<f4").reshape(-1, 1).view(np.uint8)
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)

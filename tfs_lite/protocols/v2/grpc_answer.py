@@ -21,6 +21,7 @@ from tfs_lite.protocols.v2.grpc_request import BYTE_SIZE, OFFSET, REGION
 from tfs_lite.protocols.v2.messages import ModelInferResponse, ModelStreamInferResponse
 from tfs_lite.protocols.v2.request import FINAL, InferAnswer, ParameterValue, SharedMemorySlice
 from tfs_lite.protocols.v2.tensors import Buffer, datatype_of, encode_raw
+from tfs_lite.protocols.varints import encode_varint
 from tfs_lite.transport.remembered import Remembered
 
 MAX_FRAMES = 256
@@ -55,7 +56,7 @@ class GrpcAnswers:
         parts = [frame[0]]
         if answer.id:
             encoded = answer.id.encode()
-            parts += (bytes([_ID]), _varint(len(encoded)), encoded)
+            parts += (bytes([_ID]), encode_varint(len(encoded)), encoded)
         for before, array in zip(frame[1:], outputs.values(), strict=False):
             parts += (before, array.tobytes())
         return b"".join(parts) if outputs else b"".join((*parts, frame[1]))
@@ -69,7 +70,7 @@ def answer_bytes(answer: InferAnswer) -> bytes:
 def stream_bytes(answer: InferAnswer, final: bool) -> bytes:
     """A ModelStreamInferResponse; ``final`` means that it is the last one of its request. Errors as above."""
     parts = _parts(answer, {**answer.parameters, FINAL: final})
-    return b"".join([bytes([_RESPONSE]), _varint(sum(map(len, parts))), *parts])
+    return b"".join([bytes([_RESPONSE]), encode_varint(sum(map(len, parts))), *parts])
 
 
 def stream_error(message: str, request_id: str) -> bytes:
@@ -94,7 +95,7 @@ def _parts(answer: InferAnswer, parameters: Mapping[str, ParameterValue]) -> lis
         if wanted is not None and wanted.memory is not None:
             _set_memory(output, wanted.memory, len(data))
             data = b""
-        raw += (bytes([_RAW]) + _varint(len(data)), data)
+        raw += (bytes([_RAW]) + encode_varint(len(data)), data)
     parts = [response.SerializeToString(), *raw]
     _check_size(sum(map(len, parts)))
     return parts
@@ -112,7 +113,7 @@ def _frame(answer: InferAnswer) -> Frame | None:
     heads: list[bytes] = []
     for name, array in answer.outputs.items():
         after.outputs.add(name=name, datatype=datatype_of(array, name), shape=array.shape)
-        heads.append(bytes([_RAW]) + _varint(array.nbytes))
+        heads.append(bytes([_RAW]) + encode_varint(array.nbytes))
     known: bytes = after.SerializeToString()
     first = heads[0] if heads else b""
     return (before.SerializeToString(), known + first, *heads[1:])
@@ -150,12 +151,3 @@ def _set_parameters(parameters: Mapping[str, Message], values: Mapping[str, Para
             parameter.int64_param = value
         else:
             parameter.uint64_param = value
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

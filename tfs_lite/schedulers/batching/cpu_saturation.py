@@ -9,11 +9,11 @@ in runs all the time.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 
 from tfs_lite.core.model import Model
+from tfs_lite.core.threads import usable_cpus
 
 SATURATED = 0.8
 """The share of its time from which on something that is busy counts as saturated."""
@@ -71,8 +71,7 @@ class CpuSaturation:
 def saturation_of(models: Iterable[Model], threads: int) -> CpuSaturation:
     """Measures the real processor. ``threads`` is how many run the models."""
     models = tuple(models)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return CpuSaturation(threads, cores, models_time=lambda: sum(map(_time_of, models)))
+    return CpuSaturation(threads, usable_cpus(), models_time=lambda: sum(map(_time_of, models)))
 
 
 def _time_of(model: Model) -> float:

@@ -10,12 +10,14 @@ Everything here is used on the event loop only.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from random import getrandbits
 from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
 
 from tfs_lite.core import request_context
 from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.status import invalid_argument
 from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.peer import UNKNOWN, Peer
 from tfs_lite.transport.table import EVERYTHING, Reply
@@ -168,6 +170,15 @@ class Request:
 
     def header(self, name: str) -> str | None:
         return self.headers.find(name)
+
+    def fields(self, known: Collection[str]) -> dict[str, str]:
+        """The fields of the query; of one that comes twice, the last counts. INVALID_ARGUMENT for one that is not
+        known."""
+        fields = dict(parse_qsl(self.head.query, keep_blank_values=True, errors="replace"))
+        for name in fields:
+            if name not in known:
+                raise invalid_argument(f"the query has the field {name[:50]!r}; this page knows: {', '.join(known)}")
+        return fields
 
     def mark_with_new_id(self) -> None:
         if not self.marks:

@@ -7,23 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
-from tfs_lite.core.clock import Timer
-
-
-class _Due:
-    """One entry of the heap."""
-
-    __slots__ = ("call", "due", "order")
-
-    def __init__(self, due: float, order: int, call: Callable[[], None]) -> None:
-        self.due, self.order = due, order
-        self.call: Callable[[], None] | None = call
-
-    def __lt__(self, other: _Due) -> bool:
-        return (self.due, self.order) < (other.due, other.order)
-
-    def cancel(self) -> None:
-        self.call = None
+from tfs_lite.core.clock import DelayedCall, Timer
 
 
 class VirtualClock:
@@ -34,7 +18,7 @@ class VirtualClock:
         self._lock = threading.Lock()  # guards the fields below
         self._start = start
         self._now = 0.0
-        self._heap: list[_Due] = []
+        self._heap: list[DelayedCall] = []
         self._order = itertools.count()
 
     def time(self) -> float:
@@ -47,7 +31,7 @@ class VirtualClock:
 
     def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
         with self._lock:
-            due = _Due(self._now + max(delay, 0.0), next(self._order), call)
+            due = DelayedCall(self._now + max(delay, 0.0), next(self._order), call)
             heapq.heappush(self._heap, due)
             return due
 

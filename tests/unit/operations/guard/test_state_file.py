@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.support.errors import fail_syncs
 from tfs_lite.operations.guard.state_file import FILE, StateFile, with_files
 from tfs_lite.operations.guard.trial import MAX_REMEMBERED, NOTHING, By, ModelState, Rejection, Running
 
@@ -121,17 +121,11 @@ def test_file_that_cannot_be_written_is_told_once_and_the_one_of_before_stays(tm
     assert file_in(tmp_path).read() == {"m": REJECTED}
 
 
-def test_a_disk_that_does_not_sync_directories_keeps_what_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("of_files", [False, True])
+def test_a_disk_that_cannot_sync_keeps_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_files: bool
 ) -> None:
-    sync = os.fsync
-
-    def refuse(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "Invalid argument")
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", refuse)
+    fail_syncs(monkeypatch, errno.EINVAL, of_files=of_files)
     assert StateFile(str(tmp_path), lambda: 5.0).write({"m": ModelState(accepted={8: "files"})})
     assert (tmp_path / FILE).exists()
 
