@@ -28,6 +28,7 @@ from tfs_lite.adapters.language.packed import pack, packed_bytes
 from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.adapters.language.weights import load_network
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, VersionFiles
+from tfs_lite.adapters.python.imports import importing_in_turns
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import GenerationLimits, LanguageModel, SampledToken, Step, TextCodec
@@ -160,9 +161,14 @@ def files_refused() -> Iterator[None]:
 
 
 def in_a_thread(work: Callable[[], T]) -> T:
-    """Returns ``work()``, done by a new thread that ends before this returns."""
+    """Returns ``work()``, done by a new thread that ends before this returns. It imports in turns with other loads."""
+
+    def load() -> T:
+        with importing_in_turns():
+            return work()
+
     with ThreadPoolExecutor(1, "tfs-load-network") as executor:
-        return executor.submit(work).result()
+        return executor.submit(load).result()
 
 
 def _open_on_a_stream(request: OpenRequest, wanted: GenerationSettings) -> TransformersModel:

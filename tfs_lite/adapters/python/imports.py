@@ -32,6 +32,9 @@ from typing import Any
 
 MAX_WAIT = 60.0
 """Seconds that other loads wait for the import of one; then they import at the same time."""
+SWITCH_SECONDS = 0.0005
+"""The interpreter's switch interval during a turn. An import is thousands of short pieces of Python: with the ordinary
+5 ms, each request that comes meanwhile waits that long whenever it needs the interpreter lock."""
 
 
 class _Loader(SourceFileLoader):
@@ -74,7 +77,8 @@ class _Finder:
 
 
 class Turns:
-    """A lock for imports, with the imports inside them, that no thread keeps from the others for ever. Any thread."""
+    """A lock for imports, with the imports inside them, that no thread keeps from the others for ever. Who has it gives
+    the interpreter lock away every half millisecond. Any thread."""
 
     def __init__(self, max_wait: float = MAX_WAIT) -> None:
         self._max_wait = max_wait
@@ -82,6 +86,7 @@ class Turns:
         self._holder: int | None = None
         self._depth = 0
         self._since = 0.0
+        self._ordinary = 0.0  # the switch interval outside of turns, in seconds
 
     def __enter__(self) -> None:
         me = threading.get_ident()
@@ -90,6 +95,8 @@ class Turns:
                 return
             if self._holder is None:
                 self._holder, self._since = me, time.monotonic()
+                self._ordinary = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._ordinary, SWITCH_SECONDS))
             self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -99,6 +106,7 @@ class Turns:
             self._depth -= 1
             if not self._depth:
                 self._holder = None
+                sys.setswitchinterval(self._ordinary)
                 self._changed.notify_all()
 
     def _wait(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.servers.process import wait_until
-from tfs_lite.adapters.python.imports import Turns, importing_in_turns
+from tfs_lite.adapters.python.imports import SWITCH_SECONDS, Turns, importing_in_turns
 
 REPLACED = """
 import sys
@@ -202,3 +202,27 @@ def test_package_that_takes_its_own_place_and_asks_the_first_module_is_imported(
     write(tmp_path, "asks_back", ASKS_BACK)
     assert Importer(run("from asks_back import color", "color")).result() == "red"
     assert isinstance(Importer(run("from asks_back import shape", "shape")).result(), ImportError)
+
+
+def test_import_in_a_turn_gives_the_interpreter_lock_away_ten_times_as_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "inner_turn.py").write_text("import sys\ninterval = sys.getswitchinterval()\n")
+    code = "import sys\nimport inner_turn\nintervals = inner_turn.interval, sys.getswitchinterval()\n"
+    (tmp_path / "outer_turn.py").write_text(code)
+    before = sys.getswitchinterval()
+    with importing_in_turns():
+        intervals = importlib.import_module("outer_turn").intervals
+    assert intervals == pytest.approx((SWITCH_SECONDS, SWITCH_SECONDS))
+    assert before > 5 * SWITCH_SECONDS
+    assert sys.getswitchinterval() == before
+
+
+def test_thread_that_opens_a_language_model_imports_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfs_lite.adapters.language.transformers_model import in_a_thread
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "network_turn.py").write_text("import sys\ninterval = sys.getswitchinterval()\n")
+    found = in_a_thread(lambda: importlib.import_module("network_turn").interval)
+    assert found == pytest.approx(SWITCH_SECONDS)
