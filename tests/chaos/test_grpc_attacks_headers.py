@@ -89,10 +89,12 @@ def test_block_in_pieces_without_end_is_bounded_in_number_and_size(
 
 def test_block_that_is_never_ended_is_given_up_in_time() -> None:
     """Pieces that still come do not put it off."""
-    with AttackTest(Limits(handshake_timeout=0.5, max_continuations=10**9)) as attack:
+    with AttackTest(Limits(handshake_timeout=1.0, max_continuations=10**9)) as attack:
         attacker = attack.attacker()
         attacker.send(h2.raw(h2.HEADERS, 0, 1, attacker.request_block(ECHO)))
-        held = [made for made in attack.connections() if made.partial_since is not None]
+        held = wait_until(
+            lambda: [made for made in attack.connections() if made.partial_since is not None], "the block has begun"
+        )
         attacker.send(h2.continuation(1, b"", last=False))
         attacker.end()
         attack.expect_closed("handshake")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
 import grpc
 import ml_dtypes
 import numpy as np
@@ -9,6 +14,9 @@ import pytest
 import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 
+from tests.conformance.servers import PYTHON, REPO, new_server
+
+EXAMPLE = REPO / "examples/image_pipeline"
 DATATYPES = {
     "BOOL": np.bool_,
     "INT8": np.int8,
@@ -245,3 +253,16 @@ def test_ensemble_answers_like_a_model(api):
     result = api.client.infer("chain", inputs, request_id="c")
     assert result.as_numpy("OUT").tolist() == [[5.0] * 4] * 2
     assert api.plain(result.get_response())["model_name"] == "chain"
+
+
+def test_client_of_the_example_gets_the_same_by_tritonclient_and_by_plain_http(tmp_path: Path):
+    models = tmp_path / "models"
+    subprocess.run([PYTHON, EXAMPLE / "make.py", models, "--steps=12"], check=True, stdout=sys.stderr)
+    client = runpy.run_path(str(EXAMPLE / "client.py"))
+    image = (REPO / "docs/images/dashboard-phone.png").read_bytes()
+    with new_server(f"--model_repository={models}", f"--trusted_model_base_paths={models}") as server:
+        address = f"127.0.0.1:{server.http_port}"
+        theirs, ours = (client[ask](address, image) for ask in ("ask_with_tritonclient", "ask_plainly"))
+    assert set(theirs) == set(ours) == {"CLASSIFICATION", "SEGMENTATION"}
+    for name in ours:
+        np.testing.assert_allclose(theirs[name], ours[name], rtol=1e-4, atol=1e-6)

@@ -69,6 +69,7 @@ def attempt(read: Callable[[], T]) -> tuple[ServingError | None, T | None]:
 
 @given(st.lists(LINES, max_size=6).map("\n".join), st.booleans())
 @examples(500)
+@example(f"deploy manage,models=a* sha256:{DIGEST.hexdigest()}\nreader read,predict tls:a", True)
 @example(f"deploy {TOKEN} manage", True)
 @example(f"deploy manage,{TOKEN} x", True)
 @example(f"deploy manage,models={TOKEN},models= x", True)

@@ -151,14 +151,6 @@ def test_image_of_too_many_pixels_is_refused(server, client):
         client.ask_plainly(address(server), file.getvalue())
 
 
-def test_tritonclient_and_plain_http_get_the_same(server, client, pictures):
-    pytest.importorskip("tritonclient.http")
-    image = picture_file(pictures.images[3])
-    theirs, ours = (ask(address(server), image) for ask in (client.ask_with_tritonclient, client.ask_plainly))
-    for name in client.OUTPUTS:
-        np.testing.assert_allclose(theirs[name], ours[name], rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.load
 def test_networks_made_again_are_served_as_version_2_and_the_ensemble_uses_them(server, client, pictures, repository):
     image = picture_file(pictures.images[0])

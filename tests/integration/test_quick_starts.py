@@ -270,7 +270,7 @@ def test_embeddings(tmp_path: Path) -> None:
 @pytest.mark.load
 def test_an_onnx_model(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxscript", reason="torch.onnx.export needs it")
     page = "docs/onnx.md"
     with Newcomer(tmp_path) as newcomer:
         *_, printed = newcomer.do(*blocks(page), *blocks(page, "From PyTorch to the first answer")[:2])

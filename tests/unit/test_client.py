@@ -18,7 +18,7 @@ import tenacity
 import torch
 
 from tests.support.errors import refusal
-from tests.support.servers.process import free_ports
+from tests.support.servers.process import free_ports, wait_until
 from tfs_lite.client import Client
 from tfs_lite.config.model_server import from_proto
 from tfs_lite.core.servable import ModelRef, VersionState, VersionStatus
@@ -553,9 +553,7 @@ def test_a_call_that_waits_for_its_next_attempt_is_cancelled_when_the_client_clo
     with Client(server.target, timeout=1000, retry=10**6) as client, ThreadPoolExecutor(1) as pool:
         server.failure = REFUSED
         call = pool.submit(client.status, "echo")
-        while len(server.requests) < 3:
-            assert not call.done()
-            time.sleep(0.001)
+        wait_until(lambda: len(server.requests) > 2 or call.done(), "it was tried again")
         client.close()
         with pytest.raises(ServingError) as raised:
             call.result(30)

@@ -5,7 +5,7 @@
 Each program is exported as its example is (``fixed``) and with every size as ``Dim.AUTO`` (``auto``), served next to
 torch's own loader, and asked at the example's sizes and at five others. Each runs in a process of its own, forked, so
 that one that crashes is a line of the results. Results are lines of JSON; a program that has one is not run again. The
-package ``expecttest`` has to be installed: torch's test modules import it.
+package ``expecttest`` has to be installed, as the extra ``dev`` does: torch's test modules import it.
 """
 
 # mypy: allow-untyped-calls

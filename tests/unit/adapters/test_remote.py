@@ -118,10 +118,10 @@ BROKEN = {
 @pytest.mark.parametrize(("source", "code", "message"), BROKEN.values(), ids=BROKEN)
 def test_version_that_cannot_be_opened_says_why(tmp_path, source, code, message):
     write_python(tmp_path, source)
-    message = refusal(open_version, describe(request_for(tmp_path, SETTINGS), "python"), code=code)
-    assert message in message
-    assert "version 7" not in message
-    assert str(tmp_path) not in message
+    told = refusal(open_version, describe(request_for(tmp_path, SETTINGS), "python"), code=code)
+    assert message in told
+    assert "version 7" not in told
+    assert str(tmp_path) not in told
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.servers.process import wait_until
 from tfs_lite.core.executor import Patience, PoolExecutor, Task
 from tfs_lite.core.threads import left_behind
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -112,10 +113,12 @@ def test_pool_that_shrinks_to_zero_leaves_the_rest_to_the_caller() -> None:
     pool.run_pending()
     assert order == []  # one is still running: never two at a time
     gate.open()
-    pause = threading.Event()
-    while not order:
+
+    def ran() -> bool:
         pool.run_pending()
-        pause.wait(0.001)
+        return bool(order)
+
+    wait_until(ran, "the caller has run it")
     assert order == [threading.current_thread()]
 
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.support.servers.process import wait_until
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.core.threads import BoundedCalls, PeriodicThread, Pool, all_within, left_behind, within
 
@@ -181,8 +182,7 @@ def test_call_that_hangs_is_refused_until_it_has_answered() -> None:
         calls.call("another one", lambda: True)
     assert [name for name in left_behind() if name == "the disk"] == ["the disk"]
     release.set()
-    while "the disk" in left_behind():
-        threading.Event().wait(0.01)
+    wait_until(lambda: "the disk" not in left_behind(), "the thread has ended")
     assert calls.call("the disk", lambda: True)
 
 
@@ -222,8 +222,7 @@ def test_call_that_hangs_for_good_is_tried_again_beside_it() -> None:
     assert begun == pytest.approx([0.0, 0.05, 0.15, 0.35])
     assert calls.call("another", lambda: 7) == 7
     release.set()
-    while "the config" in left_behind():
-        threading.Event().wait(0.01)
+    wait_until(lambda: "the config" not in left_behind(), "the thread has ended")
     assert calls.call("the config", lambda: 7) == 7
 
 

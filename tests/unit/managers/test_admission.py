@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.resources import MAIN, NO_RESOURCES, ResourceAllocation, ResourceUtil, main_ram
 from tfs_lite.managers.admission import Admission, Demand, decide
 from tfs_lite.managers.resource_tracker import ResourceTracker
@@ -45,13 +46,14 @@ def test_who_wants_nothing_never_waits() -> None:
     assert decide(TRACKER, demand(staying=20, ahead=(15,)), NO_RESOURCES) is Admission.ADMIT
 
 
-quantities = st.lists(st.integers(1, 15), max_size=4)
+quantities = st.lists(st.integers(1, 8), max_size=2)
 
 
 def total(quantities: list[int]) -> list[ResourceAllocation]:
     return [main_ram(quantity) for quantity in quantities]
 
 
+@examples(500)
 @given(staying=quantities, leaving=quantities, ahead=quantities, wanted=st.integers(0, 20))
 def test_who_is_admitted_fits_and_takes_no_place_of_who_waits(
     staying: list[int], leaving: list[int], ahead: list[int], wanted: int

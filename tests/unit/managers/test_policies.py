@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from tests.support.lifecycle.strategies import snapshots
+from tests.support.profiles import examples
 from tfs_lite.core.servable import ServableId
 from tfs_lite.managers.harness import FINAL, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, ActionKind
@@ -95,6 +96,7 @@ def test_policy_chooses_the_action_of_each_row(policy: str, versions: str, actio
     assert text(POLICIES[policy].next_action(stream(versions))) == action
 
 
+@examples(1000)
 @given(versions=snapshots)
 def test_availability_never_unloads_the_last_ready_version_while_another_is_wanted(
     versions: list[ServableStateSnapshot],
@@ -105,6 +107,7 @@ def test_availability_never_unloads_the_last_ready_version_while_another_is_want
         assert len(ready) > 1
 
 
+@examples(1000)
 @given(versions=snapshots)
 def test_resource_never_loads_beside_an_unwanted_version(versions: list[ServableStateSnapshot]) -> None:
     action = POLICIES["resource"].next_action(versions)

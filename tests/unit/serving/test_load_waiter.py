@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -146,11 +147,25 @@ def fixture() -> Fixture:
     return Fixture()
 
 
-def test_waiter_returns_when_the_model_is_available(fixture: Fixture) -> None:
-    later = threading.Timer(0.05, lambda: fixture.publish(ManagerState.AVAILABLE))
-    later.start()
-    result = fixture.waiter.wait(["m"], timeout=20, since=NOW)
-    later.join()
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models at which waiters have looked, one entry for each look."""
+    found: list[str] = []
+
+    def judge(name: str, snapshot: WaitSnapshot, rules: WaitRules) -> ModelOutcome:
+        found.append(name)
+        return outcome_of(name, snapshot, rules)
+
+    monkeypatch.setattr("tfs_lite.serving.load_waiter.outcome_of", judge)
+    return found
+
+
+def test_waiter_returns_when_the_model_is_available(fixture: Fixture, looked: list[str]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fixture.waiter.wait, ["m"], timeout=20, since=NOW)
+        wait_until(lambda: looked, "it was looked at before")
+        fixture.publish(ManagerState.AVAILABLE)
+        result = waiting.result(60)
     assert result.failed == {}
     assert result.error is None
 
@@ -176,11 +191,12 @@ def test_problem_of_the_source_ends_the_wait_after_the_grace(fixture: Fixture) -
     assert list(result.failed) == ["m"]
 
 
-def test_closing_ends_every_wait(fixture: Fixture) -> None:
-    later = threading.Timer(0.05, fixture.waiter.close)
-    later.start()
-    assert list(fixture.waiter.wait(["m"], timeout=None, since=NOW).failed) == ["m"]
-    later.join()
+def test_closing_ends_every_wait(fixture: Fixture, looked: list[str]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fixture.waiter.wait, ["m"], timeout=None, since=NOW)
+        wait_until(lambda: looked, "it waits")
+        fixture.waiter.close()
+        assert list(waiting.result(60).failed) == ["m"]
     assert fixture.waiter.closed
 
 
@@ -188,16 +204,9 @@ def test_nothing_to_wait_for_returns_at_once(fixture: Fixture) -> None:
     assert fixture.waiter.wait([], timeout=None, since=NOW).outcomes == {}
 
 
-def test_a_change_is_a_look_at_the_model_that_has_changed(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_a_look_at_the_model_that_has_changed(fixture: Fixture, looked: list[str]) -> None:
     names = [f"m{number}" for number in range(20)]
     fixture.states.configure(["m", *names])
-    looked: list[str] = []
-
-    def judge(name: str, snapshot: WaitSnapshot, rules: WaitRules) -> ModelOutcome:
-        looked.append(name)
-        return outcome_of(name, snapshot, rules)
-
-    monkeypatch.setattr("tfs_lite.serving.load_waiter.outcome_of", judge)
     for name in names:
         fixture.aspire(name, [ServableData.ok(ServableId(name, 1), "")])
     waiting = threading.Thread(target=lambda: fixture.waiter.wait(["m", *names], 60, since=NOW))

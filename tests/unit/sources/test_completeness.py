@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.manifest import FileStat, Manifest, ManifestFile, Tree
 from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, judge, unverified
 
@@ -117,23 +119,37 @@ manifests = st.dictionaries(
     min_size=1,
     max_size=3,
 ).map(Manifest)
-evidences = st.builds(
-    Evidence,
-    st.none() | manifests,
-    st.just("") | st.just("bad manifest"),
-    st.floats(0, 10),
-    st.floats(0, 3),
-    st.booleans(),
-    st.none() | st.just("") | st.just("truncated"),
-    st.none() | st.just("") | st.just("differs"),
-)
-trees = st.builds(Tree, file_lists, st.integers(0, 10 * 10**9), st.booleans())
 
 
-@given(trees, evidences, st.floats(0, 3))
-def test_the_verdict_is_complete_only_when_nothing_speaks_against_it(
-    tree: Tree, evidence: Evidence, quiet: float
-) -> None:
+SECONDS = st.sampled_from([0.0, 0.5, 1.0, 3.0, 8.0]) | st.floats(0, 10)
+
+
+def mostly(good: object, *others: object) -> st.SearchStrategy[Any]:
+    return st.sampled_from([good] * 4 + list(others))
+
+
+@st.composite
+def looked_at(draw: st.DrawFn) -> tuple[Tree, Evidence]:
+    """A version and what is known of it. Little speaks against most of them: half of the manifests list its files."""
+    tree = Tree(draw(file_lists), int(draw(SECONDS) * 1e9), draw(mostly(False, True)))
+    stamps = [draw(st.sampled_from([each.stamp, ""])) for each in tree.files]
+    listed = {each.name: ManifestFile(each.size, DIGEST, stamp) for each, stamp in zip(tree.files, stamps, strict=True)}
+    evidence = Evidence(
+        draw(st.none() | (st.just(Manifest(listed)) if listed else manifests) | manifests),
+        draw(mostly("", "bad manifest")),
+        draw(SECONDS),
+        draw(SECONDS),
+        draw(st.booleans()),
+        draw(mostly("", None, "truncated")),
+        draw(mostly("", None, "differs")),
+    )
+    return tree, evidence
+
+
+@examples(600)
+@given(looked_at(), SECONDS)
+def test_the_verdict_is_complete_only_when_nothing_speaks_against_it(seen: tuple[Tree, Evidence], quiet: float) -> None:
+    tree, evidence = seen
     verdict = judge(tree, evidence, quiet)
     if not isinstance(verdict, Complete):
         return
@@ -148,8 +164,10 @@ def test_the_verdict_is_complete_only_when_nothing_speaks_against_it(
         assert evidence.digests == "" or not unverified(tree, evidence.manifest)
 
 
-@given(trees, evidences, st.floats(0, 3))
-def test_waiting_has_a_reason_and_time_or_new_evidence_ends_it(tree: Tree, evidence: Evidence, quiet: float) -> None:
+@examples(600)
+@given(looked_at(), SECONDS)
+def test_waiting_has_a_reason_and_time_or_new_evidence_ends_it(seen: tuple[Tree, Evidence], quiet: float) -> None:
+    tree, evidence = seen
     verdict = judge(tree, evidence, quiet)
     if isinstance(verdict, Waiting):
         assert verdict.reason
@@ -164,8 +182,10 @@ def test_waiting_has_a_reason_and_time_or_new_evidence_ends_it(tree: Tree, evide
             assert not (isinstance(after, Waiting) and after.retry_in)
 
 
-@given(trees, evidences, st.floats(0, 3))
-def test_every_need_is_settled_by_the_evidence_it_asks_for(tree: Tree, evidence: Evidence, quiet: float) -> None:
+@examples(600)
+@given(looked_at(), SECONDS)
+def test_every_need_is_settled_by_the_evidence_it_asks_for(seen: tuple[Tree, Evidence], quiet: float) -> None:
+    tree, evidence = seen[0], replace(seen[1], structure=None, digests=None)
     verdict = judge(tree, evidence, quiet)
     if verdict is Need.STRUCTURE:
         assert isinstance(judge(tree, replace(evidence, structure=""), quiet), Complete)

@@ -127,6 +127,11 @@ class CacheMachine(RuleBasedStateMachine):
             if is_there:
                 self._held[process].append(number)
 
+    @rule(process=PROCESSES, number=VERSIONS)
+    def fetch_and_hold(self, process: int, number: int) -> None:
+        self.fetch(process, number)
+        self.hold(process, number)
+
     @rule(process=PROCESSES, data=st.data())
     def release(self, process: int, data: Any) -> None:
         if self._held[process]:

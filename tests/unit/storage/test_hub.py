@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tests.support.remote.hub import SIGNATURE, FakeHub, fake_hub, git_id
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.storage import hub as product
@@ -198,14 +199,20 @@ _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | _TEXTS | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=5),
 )
-_SIBLINGS = st.lists(
-    st.fixed_dictionaries(
-        {"rfilename": _JSON, "size": _JSON, "blobId": _JSON | st.just("0" * 40)}, optional={"lfs": _JSON}
-    )
+_NAMES = st.sampled_from(["a.json", "b.onnx", "c/d.json", ".e.json", "f.txt", "manifest.json"])
+_SIBLING = st.fixed_dictionaries({"rfilename": _NAMES, "size": st.integers(0, 9), "blobId": st.just("0" * 40)})
+_ANY_SIBLING = st.fixed_dictionaries({"rfilename": _JSON, "size": _JSON, "blobId": _JSON}, optional={"lfs": _JSON})
+_ANSWER = st.fixed_dictionaries(
+    {
+        "sha": st.just("0" * 40),
+        "siblings": st.lists(_SIBLING, min_size=1, max_size=3, unique_by=lambda one: one["rfilename"]),
+    }
 )
+_ANY_ANSWER = st.fixed_dictionaries({"sha": _JSON, "siblings": st.lists(_SIBLING | _ANY_SIBLING)})
 
 
-@given(_JSON | st.fixed_dictionaries({"sha": _JSON, "siblings": _SIBLINGS}), _JSON | st.just([{"date": DATE}]))
+@examples(400)
+@given(_ANSWER | _ANY_ANSWER | _JSON, st.just([{"date": DATE}]) | _JSON)
 def test_whatever_the_hub_answers_is_a_version_or_an_error_of_the_storage(info: object, commits: object) -> None:
     try:
         commit = product.read_commit(info, commits)

@@ -156,8 +156,14 @@ def read(text: str) -> StorageUrl | None:
         return None
 
 
+TEXTS = st.lists(st.sampled_from(PIECES + NAMES), max_size=9).map("".join)
+SCHEMES = st.sampled_from(["s3://", "gs://", "hf://", "az://"])
+PATHS = st.lists(st.sampled_from(NAMES + PIECES[6:]), max_size=5).map("/".join)
+"""What comes behind the bucket in texts that are mostly read."""
+
+
 @examples(3000)
-@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES + NAMES), max_size=9).map("".join)))
+@given(st.text() | TEXTS | st.builds("{}models/{}".format, SCHEMES, PATHS))
 def test_any_text_is_refused_or_read_and_stays_below_its_place(text: str) -> None:
     url = read(text)
     if url is None:

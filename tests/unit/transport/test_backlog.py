@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 
 import pytest
@@ -79,12 +78,13 @@ async def test_requests_begin_in_the_next_turn_and_in_the_order_of_arrival() -> 
     assert begun == list(range(50))
 
 
-async def test_turn_that_has_lasted_leaves_the_rest_to_the_next() -> None:
-    backlog, begun = Backlog(), list[int]()
+async def test_turn_that_has_lasted_leaves_the_rest_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    backlog, begun, now = Backlog(), list[int](), [0.0]
+    monkeypatch.setattr("tfs_lite.transport.backlog.monotonic", lambda: now[0])
 
     def begin(number: int) -> None:
         begun.append(number)
-        time.sleep(TURN_SECONDS)
+        now[0] += TURN_SECONDS
 
     for number in range(3):
         backlog.put(partial(begin, number))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.errors import refusal
+from tests.support.profiles import examples
 from tfs_lite.cluster.replicas.engine import (
     GPU_BYTES_LABEL,
     ClusterNode,
@@ -24,6 +25,8 @@ NAMES = st.builds(
     st.builds(ReplicaSlot, st.text(min_size=1), NUMBERS, st.text("0123456789abcdef", min_size=1, max_size=8), NUMBERS),
     NUMBERS,
 )
+
+PIECES = st.sampled_from(["/", "#", "m", "1", "01", "0f", "+1", ""])
 
 
 @given(NAMES)
@@ -46,7 +49,8 @@ def test_text_that_is_no_name_is_refused(text: str) -> None:
     assert refused.value.code is StatusCode.INVALID_ARGUMENT
 
 
-@given(st.text())
+@examples(500)
+@given(st.text() | st.lists(PIECES, max_size=9).map("".join) | NAMES.map(str))
 def test_no_text_breaks_the_reader_of_names(text: str) -> None:
     try:
         assert str(ReplicaName.parse(text)) == text

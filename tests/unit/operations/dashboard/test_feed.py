@@ -89,24 +89,34 @@ def test_viewer_that_was_too_slow_gets_everything() -> None:
     run(test)
 
 
-def test_all_viewers_share_a_snapshot_and_none_is_made_without_viewers() -> None:
+def test_all_viewers_share_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "INTERVAL", 3600.0)
+
     async def test(feed: Feed, source: Source) -> None:
         viewers = [feed.watch(b"data: {}\n\n") for _ in range(MAX_VIEWERS)]
         for events in viewers:
             await anext(events)
         texts = {await anext(events) for events in viewers}
-        assert len(texts) <= source.taken
+        assert (len(texts), source.taken) == (1, 1)
         with pytest.raises(ServingError) as refused:
             feed.admit()
         assert refused.value.code is StatusCode.UNAVAILABLE
         for events in viewers:
             await events.aclose()
         feed.admit()
-        await until(lambda: feed._task is None)
-        taken = source.taken
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert source.taken == taken
+
+    run(test)
+
+
+def test_no_snapshot_is_made_without_viewers() -> None:
+    async def test(feed: Feed, source: Source) -> None:
+        before = asyncio.all_tasks()
+        events = feed.watch(b"data: {}\n\n")
+        await anext(events)
+        await until(lambda: source.taken > 1)
+        assert asyncio.all_tasks() > before
+        await events.aclose()
+        await until(lambda: asyncio.all_tasks() == before)
 
     run(test)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import to_numpy
@@ -92,6 +93,7 @@ def first_shape(value: Any) -> list[int]:
     return [len(value), *first_shape(value[0])] if value else [0]
 
 
+@examples(1000)
 @given(trees(), DTYPES)
 def test_a_value_is_read_if_it_is_regular_and_every_leaf_fits(value: Any, dtype: DataType) -> None:
     shape = first_shape(value)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.model import PredictCall
 from tfs_lite.schedulers.batching.batch_delay import NO_DELAY, BatchDelay
 from tfs_lite.schedulers.batching.forming import BatchDecision, form_batch
@@ -264,9 +265,10 @@ def test_asking_only_when_told_sends_the_same_batches_as_asking_all_the_time(
     assert sorted(rows for _, batch in lazy for rows in batch) == sorted(rows for _, rows, _, _ in arrivals)
 
 
+@examples(1000)
 @given(
     settings=SETTINGS,
-    arrivals=st.lists(st.tuples(st.integers(1, 6), st.sampled_from("ab")), max_size=10),
+    arrivals=st.lists(st.tuples(st.integers(1, 6), st.sampled_from("aaab")), max_size=10),
     now=st.sampled_from([0.5, 1.5, 5.0]),
 )
 def test_a_batch_has_one_key_fits_and_waits_no_longer_than_allowed(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.batching.queue import EMPTY_LEVELS, BatchJob, JobQueue
@@ -278,6 +279,7 @@ ACTIONS = st.lists(
 )
 
 
+@examples(500)
 @given(settings=st.sampled_from(BOTH), deadline=st.sampled_from([None, 4.0]), actions=ACTIONS)
 def test_whatever_happens_nothing_is_lost_or_comes_twice(
     settings: BatchSettings, deadline: float | None, actions: list[tuple[str, int, int, float]]
@@ -291,9 +293,10 @@ def test_whatever_happens_nothing_is_lost_or_comes_twice(
             add(queue, new)
             reference.jobs.append(new)
             ever.append(new)
-        elif name == "remove" and number < len(ever):
-            assert queue.remove(ever[number]) == (ever[number] in reference.jobs)
-            _leave(reference, left, [ever[number]])
+        elif name == "remove" and ever:
+            one = ever[number % len(ever)]
+            assert queue.remove(one) == (one in reference.jobs)
+            _leave(reference, left, [one])
         elif name == "sweep":
             now += number
             early = queue.next_expiry > now

@@ -21,8 +21,8 @@ def test_metadata_reaches_every_step(fixture: EnsembleFixture) -> None:
     flags, deadline = SequenceFlags(7, start=True), time.monotonic() + PATIENCE
     answer = ask(e, {"IN": [1, 2]}, deadline=deadline, priority=3, timeout=PATIENCE, sequence=flags)
     assert answer.outputs
-    for _, call, _ in fixture.calls:
-        assert (call.sequence, call.priority, call.timeout, call.deadline) == (flags, 3, PATIENCE, deadline)
+    told = [(call.sequence, call.priority, call.timeout, call.deadline) for _, call, _ in fixture.calls]
+    assert told == 3 * [(flags, 3, PATIENCE, deadline)]
 
 
 def test_times_are_the_sums_of_the_steps(fixture: EnsembleFixture) -> None:

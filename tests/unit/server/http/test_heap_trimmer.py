@@ -36,10 +36,12 @@ def test_small_bodies_leave_the_heap_alone() -> None:
 
 
 async def test_nothing_happens_after_the_end() -> None:
-    runner = BackgroundRunner("test", 1, 4)
-    trimmer = HeapTrimmer(runner, delay=0.0)
+    runner, trims = BackgroundRunner("test", 1, 4), list[str]()
+    trimmer = HeapTrimmer(runner, lambda: trims.append("trimmed"), delay=0.0)
     trimmer.note(LARGE_BYTES)
     trimmer.close()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await runner.run(lambda: None)  # behind whatever has been begun
+    assert trims == []
     runner.close()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)

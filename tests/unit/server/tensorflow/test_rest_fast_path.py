@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, check_inputs
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.conditions import read_conditions
@@ -30,7 +31,11 @@ SPACES = st.sampled_from(["", " ", "\t", "\n ", "  "])
 TREES = st.recursive(VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner))
 
 
-@given(TREES, SPACES, SPACES, st.sampled_from(["", "}", ',"x":[1]}', ',"instances":[1]}', "}}", ",}"]))
+ENDS = st.sampled_from(["}", "}", "}", "}", "", ',"x":[1]}', ',"instances":[1]}', "}}", ",}"])
+
+
+@examples(300)
+@given(TREES, SPACES, SPACES, ENDS)
 def test_instances_that_are_read_are_those_of_the_general_path(tree: Any, before: str, after: str, end: str) -> None:
     data = f'{{"instances":{before}{json.dumps(tree)}{after}{end}'.encode("utf-8", "replace")
     found = read_instances(data)
