@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from tfs_lite.core.model import SharedRuns
 from tfs_lite.core.resources import MAIN, Resource, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -17,7 +18,15 @@ from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.explain import causes
 from tfs_lite.operations.explain.answers import explain, line_of_model
 from tfs_lite.operations.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict, shortened
-from tfs_lite.operations.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
+from tfs_lite.operations.explain.snapshot import (
+    Failing,
+    Incomplete,
+    ModelSnapshot,
+    Pace,
+    ServerSnapshot,
+    VersionSnapshot,
+)
+from tfs_lite.operations.failed_requests.ring import FailedRequest
 from tfs_lite.serving.model_states import DIRECTORY_GONE, FILES_OF_BEFORE
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.serving.view import Burden
@@ -25,6 +34,7 @@ from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 from tfs_lite.workers.supervisor import Unanswered
 
+FAILED = FailedRequest(1e9, "i", "", "Predict", "gRPC", "m", 1, "INTERNAL", "run", "it broke", 0, 0, 0, 1, 1, "", "")
 SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
 
 
@@ -234,6 +244,32 @@ def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybod
     text = ask(model(serving(1, burden=idle, pace=Pace(1.25, 0.1)))).because[0].text
     assert "1.2 s for a run of 100.0 ms" in text
     assert "3 calls waiting now" in text
+
+
+def test_an_overloaded_version_whose_batching_is_off_is_told_so_first() -> None:
+    full = Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full", Reason.QUEUE_FULL)
+    refused = replace(FAILED, code="UNAVAILABLE", stage="queue", message="the queue is full")
+
+    def fixes(shared_runs: SharedRuns, **rest: str) -> list[str]:
+        burdens = Burden(3, full, (), shared_runs), Burden(3, None, (), shared_runs)
+        failing = Failing(100, 99, refused)
+        found = [serving(1, burden=each, pace=Pace(0.3, 0.1, 100, 99), failing=failing) for each in burdens]
+        return [link.fix for each in found for link in ask(model(each, **rest)).because]
+
+    off = fixes(SharedRuns.OFF)
+    assert len(off) == 4  # QUEUE_FULL and SLOW, and FAILING of each
+    for fix in off:
+        assert fix.startswith("batching is off for this version, and each call runs alone")
+        assert fix.index("add dynamic_batching {} to config.pbtxt") < fix.index("--enable_batching")
+        assert fix.index("--enable_batching") < fix.index("raise instance_group count")
+        assert len(fix) <= MAX_TEXT
+    assert "add dynamic_batching: {} to config.yaml" in fixes(SharedRuns.OFF, config_name="config.yaml")[0]
+    for fix in fixes(SharedRuns.NEVER):
+        assert "raise instance_group count" in fix
+        assert "batch" not in fix
+    for fix in fixes(SharedRuns.BY_CONFIG):
+        assert "raise instance_group count or max_batch_size" in fix
+        assert "dynamic_batching" not in fix
 
 
 def test_a_version_whose_process_is_down_answers_nothing_meanwhile() -> None:
