@@ -18,7 +18,8 @@ from tfs_lite.operations.explain.causes.phrases import (
     dynamic_batching,
     not_as_published,
 )
-from tfs_lite.operations.explain.explanation import Link
+from tfs_lite.operations.explain.explanation import MOSTLY, Link
+from tfs_lite.operations.explain.snapshot import Failing
 from tfs_lite.operations.failed_requests.ring import FailedRequest
 from tfs_lite.schedulers.calls import LOST_PROCESS
 from tfs_lite.serving.model_states import FILES_OF_BEFORE
@@ -124,18 +125,32 @@ def slow(case: Case) -> Link | None:
     return Link("SLOW", text, fix, doc="batching.md")
 
 
-def failing(case: Case) -> Link | None:
+def mostly_failing(case: Case) -> Link | None:
+    """More requests fail than not. That comes before what else is wrong with the version, which may be why."""
     what = case.found.failing
-    if what is None or not case.found.answers:
-        return None
-    share, worst = f"{what.failures / what.requests:.0%}", what.worst
+    return _failing(case, what) if what is not None and case.found.answers and what.share > MOSTLY else None
+
+
+def failing(case: Case) -> Link | None:
+    """Some requests fail, and most do not."""
+    what = case.found.failing
+    return _failing(case, what) if what is not None and case.found.answers and what.share <= MOSTLY else None
+
+
+def _failing(case: Case, what: Failing) -> Link:
+    share, worst = f"{what.share:.0%}", what.worst
     text = f"{share} of its requests in the last five minutes failed ({what.failures} of {what.requests})"
     each = f"tfs-lite explain {case.model.name} --failed lists the last ones"
     if worst is None:
         return Link("FAILING", text, each)
-    ago = duration(max(case.server.taken - worst.time, 0.0))
+    fix, ago = _against(case, worst), duration(max(case.server.taken - worst.time, 0.0))
+    if what.before is not None:
+        at = f" at {clock(case.found.since)}" if case.found.since is not None else ""
+        text += f", since version {case.version} became available{at}: version {what.before} answered its requests"
+        if case.version == case.model.latest:
+            fix = f"go back to the version before: tfs-lite rollback {case.model.name}; or {fix}"
     text += f", most of them {worst.code} in {worst.stage}, the last {ago} ago: {worst.message}"
-    return Link("FAILING", text, f"{_against(case, worst)}; {each}")
+    return Link("FAILING", text, f"{fix}; {each}")
 
 
 def _against(case: Case, worst: FailedRequest) -> str:
