@@ -155,7 +155,7 @@ def test_without_trial_and_recording_the_log_says_what_clients_will_miss(
     (record,) = caplog.records
     assert (record.levelname, record.getMessage()) == (
         "WARNING",
-        "{name: m version: 8}: requests that version 7 answers may fail: signature serving_default: output y is gone; "
+        "model m version 8: requests that version 7 answers may fail: signature serving_default: output y is gone; "
         "version 7 gives it; tfs-lite rollback m goes back to version 7",
     )
     caplog.clear()
