@@ -7,7 +7,6 @@ counts of its beginning and of its end are compared, and while some requests fai
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ Totals: TypeAlias = Mapping[tuple[str, str], RequestTotals]
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class PeriodCounts:
     """The requests to a model in a period, and how many of them failed. Cancelled ones are not among them."""
 
     requests: int = 0
@@ -45,21 +44,22 @@ class Tally:
         return self.failures / self.requests if self.requests else 0.0
 
 
-def tallies(before: Totals, after: Totals) -> dict[str, Tally]:
+def tallies(before: Totals, after: Totals) -> dict[str, PeriodCounts]:
     """The requests to each model between two looks. Counts that were dropped in between begin anew. Pure."""
-    found: dict[str, Tally] = {}
+    found: dict[str, PeriodCounts] = {}
     for key, totals in after.items():
         old = before[key].codes if key in before else {}
         new = {code: max(count - old.get(code, 0.0), 0.0) for code, count in totals.codes.items()}
         failures = sum(count for code, count in new.items() if code not in _NO_FAILURES)
-        known = found.get(key[0], Tally())
+        known = found.get(key[0], PeriodCounts())
         requests = known.requests + round(failures + new.get("OK", 0.0))
-        found[key[0]] = Tally(requests, known.failures + round(failures))
+        found[key[0]] = PeriodCounts(requests, known.failures + round(failures))
     return found
 
 
 class FailureWatch:
-    """Any thread may call ``noticed``; the looks are on the clock's thread."""
+    """``noticed`` is called on the event loop; the looks are on the clock's thread. A failure in the moment in which
+    the last look ends may go unnoticed: the next one begins a new period."""
 
     def __init__(
         self, clock: Clock, totals: Callable[[], Totals], is_known: Callable[[str], bool], ring: FailedRequests
@@ -69,20 +69,15 @@ class FailureWatch:
         self._totals = totals
         self._is_known = is_known
         self._ring = ring
-        self._lock = threading.Lock()  # guards the next one
-        self._looks = False
+        self._looks = False  # set by ``noticed``, cleared by the last look
         self._before: Totals = {}  # this one and the next belong to the clock's thread
         self._warned: dict[str, float] = {}  # model -> when, in seconds of the clock
 
     def noticed(self) -> None:
         """A request has failed."""
-        if self._looks:
-            return
-        with self._lock:
-            if self._looks:
-                return
+        if not self._looks:
             self._looks = True
-        self._clock.call_later(0.0, self._begin)
+            self._clock.call_later(0.0, self._begin)
 
     def _begin(self) -> None:
         self._before = self._totals()
@@ -99,7 +94,7 @@ class FailureWatch:
             self._before = {}
             self._looks = False
 
-    def _warn(self, found: Mapping[str, Tally]) -> None:
+    def _warn(self, found: Mapping[str, PeriodCounts]) -> None:
         now = self._clock.monotonic()
         self._warned = {name: at for name, at in self._warned.items() if now - at < SILENCE}
         failing = [name for name, each in found.items() if each.failures >= LEAST_FAILED and each.share >= NEARLY_ALL]

@@ -291,7 +291,7 @@ def test_a_version_that_fails_what_the_one_before_answered_is_to_be_rolled_back(
     (link,) = ask(model(new)).because
     assert link.text.startswith(
         "100% of its requests in the last five minutes failed (80 of 80), since version 14 became available at "
-        "01:46:20 UTC: version 13 answered its requests, most of them INVALID_ARGUMENT in check"
+        "01:46:20 UTC (version 13 answered its requests), most of them INVALID_ARGUMENT in check"
     )
     assert link.fix.startswith("go back to the version before: tfs-lite rollback m; or mend the requests")
     beside_a_newer_one = model(serving(15), new)

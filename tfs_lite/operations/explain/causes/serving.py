@@ -146,7 +146,7 @@ def _failing(case: Case, what: Failing) -> Link:
     fix, ago = _against(case, worst), duration(max(case.server.taken - worst.time, 0.0))
     if what.before is not None:
         at = f" at {clock(case.found.since)}" if case.found.since is not None else ""
-        text += f", since version {case.version} became available{at}: version {what.before} answered its requests"
+        text += f", since version {case.version} became available{at} (version {what.before} answered its requests)"
         if case.version == case.model.latest:
             fix = f"go back to the version before: tfs-lite rollback {case.model.name}; or {fix}"
     text += f", most of them {worst.code} in {worst.stage}, the last {ago} ago: {worst.message}"
