@@ -8,6 +8,7 @@ whatever decides who runs next; it is what handles give out.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import logging
 import threading
@@ -360,6 +361,14 @@ ModelAndVersion = tuple[str, int | None]
 """A model's name and version; None means the newest version."""
 
 
+class SharedRuns(enum.Enum):
+    """Whether the calls of a servable share runs."""
+
+    BY_CONFIG = "as far as its config lets them"
+    OFF = "they could, but nothing asks for batching"
+    NEVER = "its signatures do not let them"
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
     """The properties of a servable other than its signatures. Fixed when it is made.
@@ -383,6 +392,7 @@ class Traits:
     - ``stream_idle_timeout``: after how many seconds a client is given up that reads nothing of a stream. None leaves
       that to the protocol.
     - ``runs_alone``: the reason why no two calls share a run although the settings ask for it; empty if they may.
+    - ``shared_runs``: whether calls share runs, and if not, whether a setting changes that.
     """
 
     platform: str
@@ -398,6 +408,7 @@ class Traits:
     loads: Callable[[], tuple[int, ...]] = tuple
     stream_idle_timeout: float | None = None
     runs_alone: str = ""
+    shared_runs: SharedRuns = SharedRuns.BY_CONFIG
 
 
 class Servable(Protocol):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tfs_lite.core.loader import LoadProgress
-from tfs_lite.core.model import Servable
+from tfs_lite.core.model import Servable, SharedRuns
 from tfs_lite.core.servable import DOES_NOT_ANSWER, ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ReplicaReport, TimedState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, not_found
@@ -31,11 +31,12 @@ ANSWERING_AGE = 1.0
 @dataclass(frozen=True, slots=True)
 class Burden:
     """A version that is available: how many calls wait, what every further one would be answered at once (None: that
-    depends), and its workers."""
+    depends), its workers, and whether its calls share runs."""
 
     pending: int
     refusal: Status | None
     workers: tuple[WorkerState, ...]
+    shared_runs: SharedRuns = SharedRuns.BY_CONFIG
 
 
 class View:
@@ -200,7 +201,7 @@ class View:
         """The load that requests put on every version that is available, or on those of one model."""
         for servable_id, servable in self._servables(None if name is None else (name,)):
             workers = tuple(worker_states(servable_id, servable))
-            yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
+            yield servable_id, Burden(servable.pending, servable.refusal(None), workers, servable.traits.shared_runs)
 
     def workers(self, name: str | None = None) -> Iterator[WorkerState]:
         """The workers of every instance that answers requests, or of one model's, then those of instances that answer

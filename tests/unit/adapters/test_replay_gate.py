@@ -145,6 +145,25 @@ def test_nothing_is_compared_without_a_recording_or_a_trial(gate: GateFixture) -
     assert gate.model.runs == 0
 
 
+def test_without_trial_and_recording_the_log_says_what_clients_will_miss(
+    gate: GateFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate.model = Sums("z")
+    assert gate(signature="any") is None
+    assert not caplog.records
+    assert gate() is None
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == (
+        "WARNING",
+        "model m version 8: requests that version 7 answers may fail: signature serving_default: output y is gone; "
+        "version 7 gives it; tfs-lite rollback m goes back to version 7",
+    )
+    caplog.clear()
+    gate.model, gate.old_version = Sums(), 7
+    assert gate() is None
+    assert not caplog.records
+
+
 def test_with_a_trial_signatures_are_compared_without_a_recording(gate: GateFixture) -> None:
     gate.model, gate.options = Sums("z"), {"bake_seconds": 600}
     message = "signature serving_default: output y is gone; version 7 gives it"

@@ -87,8 +87,8 @@ class ReplayGate:
             return
         files = recordings(request.files.directory) if guard.replay else []
         bake = self._bake_seconds if guard.bake_seconds is None else guard.bake_seconds
-        if guard.signature == "same" and (bake or files):
-            self._compare_signatures(servable, request.id)
+        if guard.signature == "same":
+            self._compare_signatures(servable, request.id, holds_back=bool(bake or files))
         if not files:
             return
         traits = servable.traits
@@ -102,7 +102,8 @@ class ReplayGate:
                 raise
             raise _held_back(str(error)) from None  # a file that is no recording
 
-    def _compare_signatures(self, servable: Servable, id: ServableId) -> None:
+    def _compare_signatures(self, servable: Servable, id: ServableId, holds_back: bool) -> None:
+        """``holds_back``: a version that clients could not go on with is held back; else the log has a warning."""
         try:
             with self._current(id.name) as handle:
                 old, signatures = handle.id.version, handle.servable.signatures
@@ -111,7 +112,12 @@ class ReplayGate:
         found = breaks(signatures, servable.signatures, f"version {old}") if old <= id.version else []
         if found:
             more = [f"and {len(found) - MAX_BREAKS} more"] if found[MAX_BREAKS:] else []
-            raise _held_back("; ".join([*found[:MAX_BREAKS], *more]))
+            text = "; ".join([*found[:MAX_BREAKS], *more])
+            if holds_back:
+                raise _held_back(text)
+            back = f"; tfs-lite rollback {id.name} goes back to version {old}" if old < id.version else ""
+            warning = "%s: requests that version %d answers may fail: %s%s"
+            logger.warning(warning, label_of(id), old, text, back)
 
     def _replay(self, servable: Servable, request: OpenRequest, files: list[tuple[str, str]]) -> None:
         started, guard, tally = self._monotonic(), request.settings.guard, _Tally()

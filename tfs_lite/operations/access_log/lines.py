@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from tfs_lite.core.status import StatusCode
@@ -21,6 +22,11 @@ FAILURES_A_SECOND = 20
 """Lines for failed requests, where only these have lines; more are counted."""
 MAX_MESSAGE = 300
 """Characters of a failure's text."""
+MAX_NAME = 200
+"""Characters of a model's name, which a client has chosen."""
+MOST_NAMED, NAMED = 100, 3
+"""Models that failures of a second are counted by, and those that the line about them names."""
+OTHERS = "others"
 access = logging.getLogger("tfs_lite.access")
 
 
@@ -33,7 +39,7 @@ class AccessLog:
         self._wanted = wanted
         self._second = 0
         self._written = 0
-        self._left_out = 0
+        self._left_out: Counter[str] = Counter()  # by model, or by what was asked of a request that was denied
         if wanted == ALL:
             metrics.on_end(self._on_end)
         elif wanted == ERRORS:
@@ -47,25 +53,37 @@ class AccessLog:
         """A caller was denied: no model has seen the request."""
         if not access.isEnabledFor(logging.INFO):
             return
-        if self._wanted == ALL or (self._wanted == ERRORS and self._has_room()):
+        if self._wanted == ALL or (self._wanted == ERRORS and self._has_room("requests that were denied")):
             write_denial(denied)
 
     def _on_failure(self, ended: EndedRequest) -> None:
-        if access.isEnabledFor(logging.INFO) and self._has_room():
+        if access.isEnabledFor(logging.INFO) and self._has_room(f"model {ended.model[:MAX_NAME]}"):
             write_line(ended)
 
-    def _has_room(self) -> bool:
-        """Whether this second may have another line of a failure; counts it if not."""
+    def _has_room(self, what: str) -> bool:
+        """Whether this second may have another line of a failure; counts it under ``what`` if not."""
         second = int(self._now())
         if second != self._second:
-            left_out, self._second, self._written, self._left_out = self._left_out, second, 0, 0
+            left_out, passed = self._left_out, second - self._second
+            self._second, self._written, self._left_out = second, 0, Counter()
             if left_out:
-                access.info("%d more requests have failed", left_out, extra={"left_out": left_out})
+                write_left_out(left_out, passed)
         if self._written >= FAILURES_A_SECOND:
-            self._left_out += 1
+            self._left_out[what if what in self._left_out or len(self._left_out) < MOST_NAMED else OTHERS] += 1
             return False
         self._written += 1
         return True
+
+
+def write_left_out(left_out: Counter[str], passed: int) -> None:
+    """The line of failures without one. ``passed``: the seconds since the second in which they were. There may have
+    been more: listeners hear of some in each second."""
+    total = left_out.total()
+    ago = "in the second before" if passed <= 1 else f"in one second, {passed} s ago"
+    most = ", ".join(f"{count} of {what}" for what, count in left_out.most_common(NAMED))
+    more = f", {rest} of others" if (rest := total - sum(count for _, count in left_out.most_common(NAMED))) else ""
+    requests = "request" if total == 1 else "requests"
+    access.info("at least %d more %s failed %s: %s%s", total, requests, ago, most, more, extra={"left_out": total})
 
 
 def write_line(ended: EndedRequest) -> None:

@@ -21,7 +21,6 @@ from tfs_lite.operations.dashboard.counters import held_bytes
 from tfs_lite.operations.dashboard.feed import FeedSnapshot
 from tfs_lite.operations.dashboard.series import DashboardSeries, Key, LatestNumbers, Numbers
 from tfs_lite.operations.explain.causes.wanted import config_refusal
-from tfs_lite.operations.explain.explanation import Verdict
 from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.history.feature import memory_of
 from tfs_lite.server.runtime.health import Health
@@ -29,7 +28,6 @@ from tfs_lite.serving.server_core import ServerCore
 
 STATES_AGE = 5.0
 """Seconds after which states are gathered again, although none has changed."""
-_RANK = {verdict.name: place for place, verdict in enumerate(Verdict)}
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _COMING = (VersionState.START, VersionState.LOADING)
 
@@ -97,7 +95,7 @@ class Overview:
         for line in self._explain.verdicts():
             states.models[line.model] = {
                 "name": line.model,
-                "rank": _RANK[line.verdict.name],
+                "rank": line.rank,
                 **{key: value for key, value in line.as_json.items() if key not in ("model", "version")},
                 "answers": line.version,
                 "versions": list(self._versions(states, line.model, replicas)),

@@ -160,7 +160,17 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
         model.latest,
         nearest.cause if nearest else None,
         next((link.fix for link in (*because, *others)), ""),
+        _failed_share(model),
     )
+
+
+def _failed_share(model: ModelSnapshot) -> float:
+    """The share of failed requests among those to its versions that answer, where it is worth a word."""
+    answering = [model.versions[version] for version in model.answering]
+    paces = [found.pace for found in answering if found.pace is not None]
+    if not any(found.failing for found in answering):
+        return 0.0
+    return sum(pace.failures for pace in paces) / max(sum(pace.requests for pace in paces), 1)
 
 
 def _line(model: ModelSnapshot, found: VersionSnapshot) -> VersionLine:

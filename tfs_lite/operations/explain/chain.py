@@ -18,6 +18,7 @@ CAUSES: tuple[tuple[Row, ...], ...] = (
     (serving.replicas_down, serving.worker_down, serving.worker_restarting),
     (guard.goes_back, guard.on_trial),
     (guard.rolled_back, guard.taken_back, guard.held_back),
+    (serving.mostly_failing,),
     (serving.queue_full, serving.slow),
     (serving.failing,),
     (serving.new_process_lost, serving.files_not_loaded, serving.config_not_applied),

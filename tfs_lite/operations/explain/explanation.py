@@ -5,7 +5,7 @@ answers meanwhile. ``as_json`` is the schema that every way of asking shares.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,10 @@ MAX_TEXT = 500
 """Characters of one text; longer ones are cut."""
 MAX_CHAIN = 8
 """Causes of one explanation."""
+
+
+MOSTLY = 0.5
+"""The share of failed requests beyond which a model counts as one that has failed."""
 
 
 class Verdict(enum.Enum):
@@ -33,6 +37,9 @@ class Verdict(enum.Enum):
     NOT_WANTED = "the version policy passes over it"
     ENDED = "it was withdrawn"
     SERVING = "a request is answered by it"
+
+
+_PLACES = {verdict: place for place, verdict in enumerate(Verdict)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,15 @@ class ModelVerdict:
     cause: str | None = None
     """The nearest."""
     fix: str = ""
+    failed_share: float = 0.0
+    """The share of the requests to its versions that failed, in the last five minutes; 0 where that is not worth a
+    word."""
+
+    @property
+    def rank(self) -> int:
+        """The place of its verdict in a list, worst first. A model most of whose requests fail ranks with those that
+        have failed."""
+        return _PLACES[Verdict.FAILED if self.failed_share > MOSTLY else self.verdict]
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -164,6 +180,16 @@ class ModelVerdict:
             "cause": self.cause,
             "fix": shortened(self.fix),
         }
+
+
+def worst_first(lines: Iterable[ModelVerdict]) -> list[ModelVerdict]:
+    """The lines of a list, by rank; then those that fail most requests, those with a cause, and the others, by name."""
+
+    def place(line: ModelVerdict) -> tuple[int, float, bool, str]:
+        share = line.failed_share if line.failed_share > MOSTLY else 0.0
+        return line.rank, -share, line.cause is None, line.model
+
+    return sorted(lines, key=place)
 
 
 def shortened(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.explain.answers import explain, line_of_model
-from tfs_lite.operations.explain.explanation import Explanation, ModelVerdict, Verdict
+from tfs_lite.operations.explain.explanation import Explanation, ModelVerdict, worst_first
 from tfs_lite.operations.explain.snapshot import Pace, Snapshots
 from tfs_lite.operations.guard.feature import Guard
 from tfs_lite.server.feature import Doors, ServerFeature
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 SHOWN_EVENTS = 20
 """The latest events in an explanation."""
-_WORST_FIRST = {verdict: place for place, verdict in enumerate(Verdict)}
 
 
 class Explain(ServerFeature):
@@ -58,8 +57,7 @@ class Explain(ServerFeature):
 
     def verdicts(self) -> list[ModelVerdict]:
         """One line for each model of the config, and for each other that still has a version, worst first."""
-        lines = [line_of_model(snapshot) for snapshot in self._snapshots.of_all()]
-        return sorted(lines, key=lambda line: (_WORST_FIRST[line.verdict], line.model))
+        return worst_first(line_of_model(snapshot) for snapshot in self._snapshots.of_all())
 
 
 def no_pace(servable_id: ServableId) -> Pace | None:

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TypeAlias
 
 from tfs_lite.config.text import YAML_ENDINGS
@@ -22,6 +23,7 @@ from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING
 from tfs_lite.managers.labels import instead_of
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
 from tfs_lite.metrics.batches import WorkerState
+from tfs_lite.metrics.requests import RequestTotals
 from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.failed_requests.ring import FailedRequest
 from tfs_lite.operations.guard.evidence import TrialCounts
@@ -50,6 +52,10 @@ FAILING_SECONDS = 300.0
 LEAST_FAILED, LEAST_SHARE = 5, 0.01
 LEAST_ALL = 2
 """So many are worth a word if they are all there were."""
+NEARLY_ALL = 0.9
+"""The share of a version's requests at which it counts as failing, or as answering, altogether."""
+OF_LOAD = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "CANCELLED"})
+"""The codes of failures that say nothing of a version's files: there is too much to do, or nobody waits any more."""
 NO_REPORT = SourceReport("")
 """The report of a source that has not looked at the model."""
 NO_BURDEN = Burden(0, None, ())
@@ -85,11 +91,17 @@ class Pace:
 @dataclass(frozen=True, slots=True)
 class Failing:
     """A share of a version's requests has failed in the last five minutes. ``worst`` is the last of those that ended
-    alike and are most."""
+    alike and are most. ``before``: the version before it, which answered nearly all of its requests, while this one
+    fails nearly all for what it is; None: that is not so."""
 
     requests: int
     failures: int
     worst: FailedRequest | None = None
+    before: int | None = None
+
+    @property
+    def share(self) -> float:
+        return self.failures / self.requests
 
 
 Paces: TypeAlias = Callable[[ServableId], Pace | None]
@@ -294,6 +306,7 @@ class _Shared:
     sequences: Mapping[ServableId, tuple[int, float]]
     replicas: Mapping[ServableId, str]
     leaving: Mapping[ServableId, Sequence[WorkerState]]
+    totals: Callable[[], Mapping[tuple[str, str], RequestTotals]]
 
 
 class Snapshots:
@@ -348,6 +361,7 @@ class Snapshots:
             sequences=core.sequences.routes.draining(),
             replicas={each.id: each.summary for each in core.view.replicas()},
             leaving=leaving,
+            totals=cache(core.metrics.requests.totals),
         )
 
     def _server(self, view: ManagerView) -> ServerSnapshot:
@@ -425,7 +439,7 @@ class Snapshots:
                 remark=remarks.get(version, OK),
                 burden=shared.burdens.get(servable_id, NO_BURDEN),
                 pace=pace,
-                failing=self._failing(servable_id, pace, server.taken) if pace is not None else None,
+                failing=self._failing(servable_id, pace, shared) if pace is not None else None,
                 silence=core.view.silence(servable_id),
                 sequences=(sequences[0], server.wall(sequences[1])) if sequences else None,
                 replicas=shared.replicas.get(servable_id, ""),
@@ -436,17 +450,20 @@ class Snapshots:
             )
         return versions
 
-    def _failing(self, servable_id: ServableId, pace: Pace, now: float) -> Failing | None:
+    def _failing(self, servable_id: ServableId, pace: Pace, shared: _Shared) -> Failing | None:
         least = min(LEAST_FAILED, max(LEAST_ALL, pace.requests))
         if pace.failures < least or pace.failures < pace.requests * LEAST_SHARE:
             return None
-        failures = self._core.find(Failures)
+        failures, oldest = self._core.find(Failures), shared.server.taken - FAILING_SECONDS
         last = failures.ring.of_model(servable_id.name) if failures is not None else []
-        kept = [each for each in last if each.version == servable_id.version and each.time >= now - FAILING_SECONDS]
+        kept = [each for each in last if each.version == servable_id.version and each.time >= oldest]
         alike = Counter((each.code, each.stage) for each in kept)
         most = alike.most_common(1)[0][0] if alike else None
         worst = next((each for each in kept if (each.code, each.stage) == most), None)
-        return Failing(pace.requests, pace.failures, worst)
+        found = Failing(pace.requests, pace.failures, worst)
+        if worst is None or worst.code in OF_LOAD or found.share < NEARLY_ALL:
+            return found
+        return replace(found, before=answered_before(shared.totals(), servable_id))
 
     def _incomplete(
         self, name: str, version: int, reason: str, since: float | None, server: ServerSnapshot
@@ -467,6 +484,16 @@ class Snapshots:
         others = {name: self._model(name, shared) for name in names}
         followed = {name: self._with_others(other, shared, depth - 1) for name, other in others.items()}
         return replace(snapshot, others=followed)
+
+
+def answered_before(totals: Mapping[tuple[str, str], RequestTotals], servable_id: ServableId) -> int | None:
+    """The version that had requests before this one, if it answered nearly all of them. ``totals``: by model and
+    version, as text; it is empty for requests that reached none."""
+    name, number = servable_id.name, servable_id.version
+    lower = [int(version) for model, version in totals if model == name and version and int(version) < number]
+    before = max(lower, default=None)
+    codes = totals[name, str(before)].codes if before is not None else {}
+    return before if codes and codes.get("OK", 0) >= NEARLY_ALL * sum(codes.values()) else None
 
 
 def known_versions(

@@ -1,1 +1,2 @@
-"""The last requests that have failed: the ``feature``, and the ``ring`` that has them."""
+"""The last requests that have failed: the ``feature``, the ``ring`` that has them, and the ``watch``, which warns of
+models that fail nearly all of theirs."""

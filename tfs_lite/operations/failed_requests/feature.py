@@ -1,11 +1,13 @@
-"""Keeps the last requests that have failed."""
+"""Keeps the last requests that have failed, and warns of models that fail nearly all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfs_lite.metrics.ended_requests import EndedRequest
 from tfs_lite.operations.failed_requests.ring import FailedRequests
+from tfs_lite.operations.failed_requests.watch import FailureWatch
 from tfs_lite.serving.feature import Feature
 
 if TYPE_CHECKING:
@@ -20,7 +22,13 @@ class Failures(Feature):
 
     def __init__(self, core: ServerCore) -> None:
         self.ring = FailedRequests(core.clock.time, core.states.is_configured)
-        core.metrics.requests.on_failure(self.ring.note)
+        requests = core.metrics.requests
+        self._watch = FailureWatch(core.clock, requests.totals, core.states.is_configured, self.ring)
+        requests.on_failure(self._note)
+
+    def _note(self, ended: EndedRequest) -> None:
+        self.ring.note(ended)
+        self._watch.noticed()
 
     def explains(self, name: str, version: int | None) -> Mapping[str, Sequence[Any]]:
         """Those of the model, whichever version was asked for."""

@@ -17,7 +17,7 @@ from math import inf
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.model import RUNNING, Model, OnBatch, PredictCall, Traits, WorkerBusy, close_models
+from tfs_lite.core.model import RUNNING, Model, OnBatch, PredictCall, SharedRuns, Traits, WorkerBusy, close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode, queue_full
@@ -89,9 +89,14 @@ class BatchingServable:
         self.signatures: Mapping[str, Signature] = served(
             models[0].signatures, servable_id.name, self.traits.max_batch_size
         )
-        if settings.merges and rule_of == BatchRule.of:
-            reasons = sorted(set(filter(None, map(why_alone, self.signatures.values()))))
-            self.traits = replace(self.traits, runs_alone="; ".join(f"no two calls share a run: {r}" for r in reasons))
+        reasons = list(map(why_alone, self.signatures.values())) if rule_of == BatchRule.of else [""]
+        said = "; ".join(f"no two calls share a run: {reason}" for reason in sorted(set(filter(None, reasons))))
+        shared = SharedRuns.BY_CONFIG if settings.merges else SharedRuns.OFF
+        self.traits = replace(
+            self.traits,
+            runs_alone=said if settings.merges else "",
+            shared_runs=SharedRuns.NEVER if all(reasons) else shared,
+        )
         self._lock = threading.Lock()  # guards all below, and ``models``
         self._queues = {
             key: SignatureQueue(key, signature, settings, self._name, rule_of)

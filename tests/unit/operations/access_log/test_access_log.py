@@ -78,7 +78,16 @@ def test_a_flood_of_failures_is_counted(caplog: pytest.LogCaptureFixture):
     assert len(lines(caplog)) == FAILURES_A_SECOND
     requests.now += 1
     requests.end(BROKEN)
-    assert lines(caplog)[-2] == f"{2 * FAILURES_A_SECOND} more requests have failed"
+    assert lines(caplog)[-2] == "at least 40 more requests failed in the second before: 40 of model m"
+
+
+def test_one_failure_without_a_line_is_one_request_and_says_when_it_was(caplog: pytest.LogCaptureFixture):
+    requests = LoggedRequests(ERRORS)
+    for _ in range(FAILURES_A_SECOND + 1):
+        requests.end(BROKEN)
+    requests.now += 120
+    requests.end(BROKEN)
+    assert lines(caplog)[-2] == "at least 1 more request failed in one second, 120 s ago: 1 of model m"
 
 
 def test_nothing_is_written_where_nothing_is_wanted(caplog: pytest.LogCaptureFixture):

@@ -8,16 +8,36 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from tfs_lite.core.model import SharedRuns
 from tfs_lite.core.resources import MAIN, Resource, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
+from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState, Overdue, ServableStateSnapshot
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
 from tfs_lite.metrics.batches import WorkerState
+from tfs_lite.metrics.requests import RequestTotals
 from tfs_lite.operations.explain import causes
 from tfs_lite.operations.explain.answers import explain, line_of_model
-from tfs_lite.operations.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict, shortened
-from tfs_lite.operations.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
+from tfs_lite.operations.explain.explanation import (
+    MAX_CHAIN,
+    MAX_TEXT,
+    Explanation,
+    ModelVerdict,
+    Verdict,
+    shortened,
+    worst_first,
+)
+from tfs_lite.operations.explain.snapshot import (
+    Failing,
+    Incomplete,
+    ModelSnapshot,
+    Pace,
+    ServerSnapshot,
+    VersionSnapshot,
+    answered_before,
+)
+from tfs_lite.operations.failed_requests.ring import FailedRequest
 from tfs_lite.serving.model_states import DIRECTORY_GONE, FILES_OF_BEFORE
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.serving.view import Burden
@@ -25,6 +45,7 @@ from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 from tfs_lite.workers.supervisor import Unanswered
 
+FAILED = FailedRequest(1e9, "i", "", "Predict", "gRPC", "m", 1, "INTERNAL", "run", "it broke", 0, 0, 0, 1, 1, "", "")
 SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
 
 
@@ -234,6 +255,84 @@ def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybod
     text = ask(model(serving(1, burden=idle, pace=Pace(1.25, 0.1)))).because[0].text
     assert "1.2 s for a run of 100.0 ms" in text
     assert "3 calls waiting now" in text
+
+
+def test_an_overloaded_version_whose_batching_is_off_is_told_so_first() -> None:
+    full = Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full", Reason.QUEUE_FULL)
+    refused = replace(FAILED, code="UNAVAILABLE", stage="queue", message="the queue is full")
+
+    def fixes(shared_runs: SharedRuns, **rest: str) -> list[str]:
+        burdens = Burden(3, full, (), shared_runs), Burden(3, None, (), shared_runs)
+        failing = Failing(100, 99, refused)
+        found = [serving(1, burden=each, pace=Pace(0.3, 0.1, 100, 99), failing=failing) for each in burdens]
+        return [link.fix for each in found for link in ask(model(each, **rest)).because]
+
+    off = fixes(SharedRuns.OFF)
+    assert len(off) == 4  # QUEUE_FULL and SLOW, and FAILING of each
+    for fix in off:
+        assert fix.startswith("batching is off for this version, and each call runs alone")
+        assert fix.index("add dynamic_batching {} to config.pbtxt") < fix.index("--enable_batching")
+        assert fix.index("--enable_batching") < fix.index("raise instance_group count")
+        assert len(fix) <= MAX_TEXT
+    assert "add dynamic_batching: {} to config.yaml" in fixes(SharedRuns.OFF, config_name="config.yaml")[0]
+    for fix in fixes(SharedRuns.NEVER):
+        assert "raise instance_group count" in fix
+        assert "batch" not in fix
+    for fix in fixes(SharedRuns.BY_CONFIG):
+        assert "raise instance_group count or max_batch_size" in fix
+        assert "dynamic_batching" not in fix
+
+
+def test_a_version_that_fails_what_the_one_before_answered_is_to_be_rolled_back() -> None:
+    message = "Signature input alias: features not found in request"
+    refused = replace(FAILED, version=14, code="INVALID_ARGUMENT", stage="check", message=message)
+    pushed = TimedState(ServableState(ServableId("m", 14), ManagerState.AVAILABLE), 1e9 - 20)
+    new = serving(14, failing=Failing(80, 80, refused, before=13), state=pushed)
+    (link,) = ask(model(new)).because
+    assert link.text.startswith(
+        "100% of its requests in the last five minutes failed (80 of 80), since version 14 became available at "
+        "01:46:20 UTC (version 13 answered its requests), most of them INVALID_ARGUMENT in check"
+    )
+    assert link.fix.startswith("go back to the version before: tfs-lite rollback m; or mend the requests")
+    beside_a_newer_one = model(serving(15), new)
+    assert "rollback" not in ask(beside_a_newer_one, 14).because[0].fix
+
+
+def test_the_version_before_is_the_last_one_with_requests_and_answered_nearly_all_of_them() -> None:
+    def before(**codes: dict[str, float]) -> int | None:
+        totals = {("m", version.removeprefix("v")): RequestTotals(found) for version, found in codes.items()}
+        return answered_before({**totals, ("other", "13"): RequestTotals({"OK": 5.0})}, ServableId("m", 14))
+
+    failed = {"INVALID_ARGUMENT": 90.0}
+    assert before(v9={"OK": 1.0}, v13={"OK": 95.0, "INVALID_ARGUMENT": 5.0}, v14=failed, v15={"OK": 1.0}) == 13
+    assert before(v9={"OK": 1.0}, v13={"OK": 50.0, "INTERNAL": 50.0}, v14=failed) is None
+    assert before(v9={"OK": 1.0}, v13={}, v14=failed) is None
+    assert before(v14=failed, v={"NOT_FOUND": 3.0}) is None
+
+
+def test_a_model_most_of_whose_requests_fail_says_so_before_it_says_that_it_is_slow() -> None:
+    def line(failures: int) -> ModelVerdict:
+        slow = Pace(0.3, 0.1, 100, failures)
+        return line_of_model(model(serving(1, pace=slow, failing=Failing(100, failures, FAILED))))
+
+    assert (line(99).cause, line(99).failed_share) == ("FAILING", 0.99)
+    assert "99% of its requests" in line(99).sentence
+    assert line(5).cause == "SLOW"
+    both = [link.cause for link in ask(model(serving(1, pace=Pace(0.3, 0.1), failing=Failing(100, 5)))).because]
+    assert both == ["SLOW", "FAILING"]
+
+
+def test_the_list_of_models_is_worst_first() -> None:
+    lines = [
+        ModelVerdict("fine", Verdict.SERVING, ""),
+        ModelVerdict("a-bit", Verdict.SERVING, "", cause="FAILING", failed_share=0.02),
+        ModelVerdict("waits", Verdict.WAITING, ""),
+        ModelVerdict("all", Verdict.SERVING, "", cause="FAILING", failed_share=1.0),
+        ModelVerdict("most", Verdict.SERVING, "", cause="FAILING", failed_share=0.6),
+        ModelVerdict("slow", Verdict.SERVING, "", cause="SLOW"),
+        ModelVerdict("broken", Verdict.REFUSED, ""),
+    ]
+    assert [line.model for line in worst_first(lines)] == ["all", "most", "broken", "waits", "a-bit", "slow", "fine"]
 
 
 def test_a_version_whose_process_is_down_answers_nothing_meanwhile() -> None:

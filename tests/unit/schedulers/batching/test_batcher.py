@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tests.support.schedulers.batcher_checker import CheckedCall
 from tests.support.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
-from tests.support.schedulers.batcher_models import SIGNATURES, Verdict
+from tests.support.schedulers.batcher_models import SIGNATURES, GatedModel, Verdict
 from tests.support.schedulers.interleaving import InterleavingScheduler, SteppedThread, no_threads_left
-from tfs_lite.core.model import BatchReport
+from tfs_lite.core.model import BatchReport, SharedRuns
+from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.forming import form_batch
 from tfs_lite.schedulers.batching.queue import BatchJob
@@ -62,6 +63,17 @@ def test_without_batching_every_call_runs_alone_and_as_it_came(make_batcher: Mak
         fixture.finish()
     assert fixture.sizes() == [5, 0, 3]
     assert [code(request) for request in calls] == [None] * 3
+
+
+def test_batcher_says_whether_calls_share_runs_and_whether_a_setting_changes_that(
+    make_batcher: MakeBatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make_batcher(GREEDY).servable.traits.shared_runs is SharedRuns.BY_CONFIG
+    assert make_batcher(ALONE).servable.traits.shared_runs is SharedRuns.OFF
+    fixed = (TensorSpec("x", DataType.DOUBLE, (1, 4)),)
+    monkeypatch.setattr(GatedModel, "signatures", {"a": Signature(fixed, fixed)})
+    for settings in (GREEDY, ALONE):
+        assert make_batcher(settings).servable.traits.shared_runs is SharedRuns.NEVER
 
 
 # What is due is never left lying about while a worker is idle.

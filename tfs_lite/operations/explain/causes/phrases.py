@@ -82,6 +82,11 @@ def config_name(model: ModelSnapshot) -> str:
     return model.config_name or MODEL_SETTINGS_FILES[0]
 
 
+def dynamic_batching(model: ModelSnapshot) -> str:
+    """The field that turns batching on, in the syntax of the config beside the model's versions."""
+    return "dynamic_batching: {}" if config_name(model).endswith(YAML_ENDINGS) else "dynamic_batching {}"
+
+
 def not_as_published(number: int) -> str:
     """The remedy for a published version whose files were changed; ``number`` is the next one."""
     new = f"publish the changed ones as version {number}: tfs-lite publish SRC --base BASE --version {number}"

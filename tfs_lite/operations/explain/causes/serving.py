@@ -6,11 +6,20 @@ from collections.abc import Sequence
 
 from tfs_lite.adapters.opening import CHANGED as CHANGED_SINCE
 from tfs_lite.adapters.opening import GONE
+from tfs_lite.core.model import SharedRuns
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.explain.causes.case import Case
-from tfs_lite.operations.explain.causes.phrases import clock, counted, duration, not_as_published
-from tfs_lite.operations.explain.explanation import Link
+from tfs_lite.operations.explain.causes.phrases import (
+    clock,
+    config_name,
+    counted,
+    duration,
+    dynamic_batching,
+    not_as_published,
+)
+from tfs_lite.operations.explain.explanation import MOSTLY, Link
+from tfs_lite.operations.explain.snapshot import Failing
 from tfs_lite.operations.failed_requests.ring import FailedRequest
 from tfs_lite.schedulers.calls import LOST_PROCESS
 from tfs_lite.serving.model_states import FILES_OF_BEFORE
@@ -82,11 +91,24 @@ def queue_full(case: Case) -> Link | None:
     if burden.refusal is None or burden.refusal.reason is not Reason.QUEUE_FULL:
         return None
     text = f"{counted(burden.pending, 'call')} waiting, and one more is refused: {burden.refusal.message}"
-    fix = (
-        "send less at a time, or let it run more: raise instance_group count or max_batch_size in the model's config; "
-        "--max_queued_requests is the length of the queue"
-    )
+    fix = f"{_relief(case)}; --max_queued_requests is the length of the queue"
     return Link("QUEUE_FULL", text, fix, doc="operating.md")
+
+
+def _relief(case: Case) -> str:
+    """The remedies for a version that has more to do than it can. Where a setting would let its calls share runs, that
+    comes first: the sizes of batches do nothing before."""
+    match case.found.burden.shared_runs:
+        case SharedRuns.OFF:
+            return (
+                "batching is off for this version, and each call runs alone (max_batch_size alone does not change "
+                f"that): add {dynamic_batching(case.model)} to {config_name(case.model)} beside the versions, or start "
+                "the server with --enable_batching, which batches all models; then send less at a time, or raise "
+                "instance_group count in the model's config"
+            )
+        case SharedRuns.NEVER:
+            return "send less at a time, or let it run more: raise instance_group count in the model's config"
+    return "send less at a time, or let it run more: raise instance_group count or max_batch_size in the model's config"
 
 
 def slow(case: Case) -> Link | None:
@@ -97,28 +119,41 @@ def slow(case: Case) -> Link | None:
         f"its calls wait longer than they run: {duration(pace.wait_seconds)} for a run of "
         f"{duration(pace.run_seconds)}, on average in the last minute; {counted(burden.pending, 'call')} waiting now"
     )
-    fix = (
-        "let it run more at a time: raise instance_group count or max_batch_size in the model's config, or give it "
-        "another server; a wait of about batch_timeout_micros is what that field asks for"
-    )
+    fix = f"{_relief(case)}, or give it another server"
+    if burden.shared_runs is SharedRuns.BY_CONFIG:
+        fix += "; a wait of about batch_timeout_micros is what that field asks for"
     return Link("SLOW", text, fix, doc="batching.md")
 
 
-def failing(case: Case) -> Link | None:
+def mostly_failing(case: Case) -> Link | None:
+    """More requests fail than not. That comes before what else is wrong with the version, which may be why."""
     what = case.found.failing
-    if what is None or not case.found.answers:
-        return None
-    share, worst = f"{what.failures / what.requests:.0%}", what.worst
+    return _failing(case, what) if what is not None and case.found.answers and what.share > MOSTLY else None
+
+
+def failing(case: Case) -> Link | None:
+    """Some requests fail, and most do not."""
+    what = case.found.failing
+    return _failing(case, what) if what is not None and case.found.answers and what.share <= MOSTLY else None
+
+
+def _failing(case: Case, what: Failing) -> Link:
+    share, worst = f"{what.share:.0%}", what.worst
     text = f"{share} of its requests in the last five minutes failed ({what.failures} of {what.requests})"
     each = f"tfs-lite explain {case.model.name} --failed lists the last ones"
     if worst is None:
         return Link("FAILING", text, each)
-    ago = duration(max(case.server.taken - worst.time, 0.0))
+    fix, ago = _against(case, worst), duration(max(case.server.taken - worst.time, 0.0))
+    if what.before is not None:
+        at = f" at {clock(case.found.since)}" if case.found.since is not None else ""
+        text += f", since version {case.version} became available{at} (version {what.before} answered its requests)"
+        if case.version == case.model.latest:
+            fix = f"go back to the version before: tfs-lite rollback {case.model.name}; or {fix}"
     text += f", most of them {worst.code} in {worst.stage}, the last {ago} ago: {worst.message}"
-    return Link("FAILING", text, f"{_against(worst)}; {each}")
+    return Link("FAILING", text, f"{fix}; {each}")
 
 
-def _against(worst: FailedRequest) -> str:
+def _against(case: Case, worst: FailedRequest) -> str:
     match worst.code, worst.stage:
         case "INVALID_ARGUMENT" | "NOT_FOUND" | "OUT_OF_RANGE", _:
             return "mend the requests as the message says"
@@ -130,10 +165,7 @@ def _against(worst: FailedRequest) -> str:
                 "tfs-lite status --verbose shows, and it is started again; publish a version without the fault"
             )
         case "UNAVAILABLE" | "DEADLINE_EXCEEDED" | "RESOURCE_EXHAUSTED", "queue" | "check":
-            return (
-                "send less at a time, or let it run more: raise instance_group count or max_batch_size in the model's "
-                "config, or give it another server"
-            )
+            return f"{_relief(case)}, or give it another server"
         case _, "run":
             return "the server's log has the stack of each cause: publish a version without the fault"
     return "mend what the message says"
