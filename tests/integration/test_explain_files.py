@@ -237,6 +237,47 @@ def test_a_load_that_is_tried_again(tmp_path: Path) -> None:
         explain.wait("m", "SERVING")
 
 
+def held_until(signal: Path, then: str, begun: Path) -> str:
+    """Code of a model whose load waits for a file outside of the version."""
+    return f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\n" + (
+        f"while not pathlib.Path({str(signal)!r}).exists():\n    time.sleep(0.01)\n{then}"
+    )
+
+
+def count_of(explain: Explanations, kind: EventKind) -> int:
+    return sum(event["kind"] == kind.name for event in explain.ask("m")["events"])
+
+
+def test_files_that_change_while_a_load_that_follows_another_one_runs_are_loaded_when_it_ends(tmp_path: Path) -> None:
+    model = write_python_version(tmp_path / "m", 1, BROKEN) / "model.py"
+    go, begun = tmp_path / "go", tmp_path / "begun"
+    seldom = trusting(tmp_path, load_retry_interval_micros=3_600_000_000)
+    with started(tmp_path, entry("m"), ready=False, **seldom) as (_, explain):
+        explain.wait("m", "WAITING", "!RETRYING", "the weights are not there")
+        model.write_text(held_until(go, BROKEN, begun))
+        wait_until(begun.exists, "the changed files are being loaded")
+        changes = count_of(explain, EventKind.FILES_CHANGED)
+        model.write_text(GOOD)
+        wait_until(lambda: count_of(explain, EventKind.FILES_CHANGED) > changes, "the next change is seen")
+        go.touch()
+        explain.wait("m", "SERVING")
+
+
+def test_a_config_that_changes_while_a_version_is_loaded_at_first_comes_into_force(tmp_path: Path) -> None:
+    go, begun = tmp_path / "go", tmp_path / "begun"
+    write_python_version(tmp_path / "m", 1, held_until(go, GOOD, begun))
+    config = tmp_path / "m" / "config.pbtxt"
+    config.write_text("max_batch_size: 4")
+    with started(tmp_path, entry("m"), ready=False, **trusting(tmp_path)) as (_, explain):
+        wait_until(begun.exists, "the version is being loaded")
+        changes = count_of(explain, EventKind.FILES_CHANGED)
+        config.write_text("max_batch_size: 8")
+        wait_until(lambda: count_of(explain, EventKind.FILES_CHANGED) > changes, "the change is seen")
+        go.touch()
+        explain.wait("m", "SERVING")
+        wait_until(lambda: explain.get("/v2/models/m/config")["max_batch_size"] == 8, "the config is in force")
+
+
 def test_a_load_that_has_failed_for_good(tmp_path: Path) -> None:
     model = write_python_version(tmp_path / "m", 1, BROKEN) / "model.py"
     with started(tmp_path, entry("m"), **trusting(tmp_path, max_num_load_retries=0)) as (_, explain):

@@ -419,7 +419,6 @@ def test_change_is_not_followed_between_the_first_answer_and_the_end_of_the_load
 
     def change_meanwhile() -> None:
         fixture.next_loading = {}
-        fixture.config = TWO
         fixture.list("m", [ServableData.ok(ID, "/m/1", "files/c2")])
         fixture.clock.advance(QUIET)
 
@@ -430,9 +429,9 @@ def test_change_is_not_followed_between_the_first_answer_and_the_end_of_the_load
 
     fixture.bus.subscribe(follow_at_once)
     fixture.next_loading = {"while_loading": change_meanwhile}
-    fixture.offer()
-    assert fixture.loaded[fixture.servable] == TWO or fixture.remarks == {}
-    fixture.pass_time(QUIET)
+    fixture.list("m", [ServableData.ok(ID, "/m/1", "files/c1")])
+    fixture.settle()
+    assert (fixture.serves_with, fixture.count(), fixture.remarks) == (ONE, 1, {})
     assert (fixture.serves_with, fixture.remarks) == (TWO, {})
 
 
