@@ -268,14 +268,20 @@ def test_a_config_that_changes_while_a_version_is_loaded_at_first_comes_into_for
     write_python_version(tmp_path / "m", 1, held_until(go, GOOD, begun))
     config = tmp_path / "m" / "config.pbtxt"
     config.write_text("max_batch_size: 4")
-    with started(tmp_path, entry("m"), ready=False, **trusting(tmp_path)) as (_, explain):
+    with started(tmp_path, entry("m"), ready=False, **trusting(tmp_path)) as (served, explain):
         wait_until(begun.exists, "the version is being loaded")
         changes = count_of(explain, EventKind.FILES_CHANGED)
         config.write_text("max_batch_size: 8")
         wait_until(lambda: count_of(explain, EventKind.FILES_CHANGED) > changes, "the change is seen")
         go.touch()
         explain.wait("m", "SERVING")
-        wait_until(lambda: explain.get("/v2/models/m/config")["max_batch_size"] == 8, "the config is in force")
+        core = served.server.core
+
+        def is_in_force() -> bool:
+            with core.handle(ModelRef("m")) as handle:
+                return core.renewal.settings_of(handle.servable).max_batch_size == 8
+
+        wait_until(is_in_force, "the config is in force")
 
 
 def test_a_load_that_has_failed_for_good(tmp_path: Path) -> None:

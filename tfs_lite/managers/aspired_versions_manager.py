@@ -48,9 +48,9 @@ class AspiredVersionsManager(TargetBase[Loader]):
     A version that ended in error stays so, visible in its state, until it is emitted with another revision (or healthy,
     if it arrived with an error), until it is aspired no more, or, if it lacked resources, until some version was
     unloaded: then it is tried again, once for each such change. Another revision also ends the wait between two
-    attempts: the version ends with its last failure and begins anew. A list that comes while an attempt runs, with another
-    revision than that of the attempt, is kept and looked at again until that has ended: if it fails, the version begins
-    anew at once. A ready one is left alone.
+    attempts: the version ends with its last failure and begins anew. While an attempt runs, the newest list is kept if
+    it has another revision, and is looked at again when that has ended: if it fails, the version begins anew at once. A
+    ready one is left alone.
     """
 
     def __init__(self, options: AspiredVersionsManagerOptions) -> None:

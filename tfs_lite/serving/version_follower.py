@@ -101,9 +101,9 @@ class FollowerEffects:
 
 @dataclass(slots=True, eq=False)
 class _VersionChange:
-    """The change of one version that serves, or is being loaded: what is offered now, and the revision of that load. ``due``: when it may be
-    followed. ``settled``: what serves is what is offered. ``withheld``: it is left out of the lists. ``what`` has
-    changed: ``config``, or ``files``."""
+    """The change of one version that serves, or is being loaded: what is offered now, and the revision of that load.
+    ``due``: when it may be followed. ``settled``: what serves is what is offered. ``withheld``: it is left out of the
+    lists. ``what`` has changed: ``config``, or ``files``."""
 
     item: Item
     serves: str

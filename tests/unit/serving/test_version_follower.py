@@ -432,6 +432,7 @@ def test_change_is_not_followed_between_the_first_answer_and_the_end_of_the_load
     fixture.list("m", [ServableData.ok(ID, "/m/1", "files/c1")])
     fixture.settle()
     assert (fixture.serves_with, fixture.count(), fixture.remarks) == (ONE, 1, {})
+    fixture.pass_time(QUIET)
     assert (fixture.serves_with, fixture.remarks) == (TWO, {})
 
 
