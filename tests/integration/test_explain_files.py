@@ -248,30 +248,13 @@ def count_of(explain: Explanations, kind: EventKind) -> int:
     return sum(event["kind"] == kind.name for event in explain.ask("m")["events"])
 
 
-def test_files_that_change_while_a_load_that_follows_another_one_runs_are_loaded_when_it_ends(tmp_path: Path) -> None:
-    model = write_python_version(tmp_path / "m", 1, BROKEN) / "model.py"
-    go, begun = tmp_path / "go", tmp_path / "begun"
-    seldom = trusting(tmp_path, load_retry_interval_micros=3_600_000_000)
-    with started(tmp_path, entry("m"), ready=False, **seldom) as (_, explain):
-        explain.wait("m", "WAITING", "!RETRYING", "the weights are not there")
-        model.write_text(held_until(go, BROKEN, begun))
-        wait_until(begun.exists, "the changed files are being loaded")
-        changes = count_of(explain, EventKind.FILES_CHANGED)
-        model.write_text(GOOD)
-        wait_until(lambda: count_of(explain, EventKind.FILES_CHANGED) > changes, "the next change is seen")
-        go.touch()
-        explain.wait("m", "SERVING")
-
-
 def test_a_config_that_changes_while_a_version_is_loaded_at_first_comes_into_force(tmp_path: Path) -> None:
     go, begun = tmp_path / "go", tmp_path / "begun"
-    write_python_version(tmp_path / "m", 1, held_until(go, GOOD, begun))
-    config = tmp_path / "m" / "config.pbtxt"
-    config.write_text("max_batch_size: 4")
+    config = write_python_version(tmp_path / "m", 1, held_until(go, GOOD, begun)) / "config.pbtxt"
     with started(tmp_path, entry("m"), ready=False, **trusting(tmp_path)) as (served, explain):
         wait_until(begun.exists, "the version is being loaded")
         changes = count_of(explain, EventKind.FILES_CHANGED)
-        config.write_text("max_batch_size: 8")
+        config.write_text(config.read_text() + '\nparameters { key: "size" value { string_value: "8" } }\n')
         wait_until(lambda: count_of(explain, EventKind.FILES_CHANGED) > changes, "the change is seen")
         go.touch()
         explain.wait("m", "SERVING")
@@ -279,7 +262,7 @@ def test_a_config_that_changes_while_a_version_is_loaded_at_first_comes_into_for
 
         def is_in_force() -> bool:
             with core.handle(ModelRef("m")) as handle:
-                return core.renewal.settings_of(handle.servable).max_batch_size == 8
+                return "size" in core.renewal.settings_of(handle.servable).parameters
 
         wait_until(is_in_force, "the config is in force")
 
