@@ -237,6 +237,36 @@ def test_a_load_that_is_tried_again(tmp_path: Path) -> None:
         explain.wait("m", "SERVING")
 
 
+def held_until(signal: Path, then: str, begun: Path) -> str:
+    """Code of a model whose load waits for a file outside of the version."""
+    return f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\n" + (
+        f"while not pathlib.Path({str(signal)!r}).exists():\n    time.sleep(0.01)\n{then}"
+    )
+
+
+def count_of(explain: Explanations, kind: EventKind) -> int:
+    return sum(event["kind"] == kind.name for event in explain.ask("m")["events"])
+
+
+def test_a_config_that_changes_while_a_version_is_loaded_at_first_comes_into_force(tmp_path: Path) -> None:
+    go, begun = tmp_path / "go", tmp_path / "begun"
+    config = write_python_version(tmp_path / "m", 1, held_until(go, GOOD, begun)) / "config.pbtxt"
+    with started(tmp_path, entry("m"), ready=False, **trusting(tmp_path)) as (served, explain):
+        wait_until(begun.exists, "the version is being loaded")
+        changes = count_of(explain, EventKind.FILES_CHANGED)
+        config.write_text(config.read_text() + '\nparameters { key: "size" value { string_value: "8" } }\n')
+        wait_until(lambda: count_of(explain, EventKind.FILES_CHANGED) > changes, "the change is seen")
+        go.touch()
+        explain.wait("m", "SERVING")
+        core = served.server.core
+
+        def is_in_force() -> bool:
+            with core.handle(ModelRef("m")) as handle:
+                return "size" in core.renewal.settings_of(handle.servable).parameters
+
+        wait_until(is_in_force, "the config is in force")
+
+
 def test_a_load_that_has_failed_for_good(tmp_path: Path) -> None:
     model = write_python_version(tmp_path / "m", 1, BROKEN) / "model.py"
     with started(tmp_path, entry("m"), **trusting(tmp_path, max_num_load_retries=0)) as (_, explain):

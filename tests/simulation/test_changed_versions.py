@@ -14,6 +14,7 @@ and somebody says why.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ class _Fixture(ManagerFixture):
             make_loader=self._make_loader,
             resize=lambda servable_id, settings: None,
             remark=self._remark,
-            wake_source=lambda: None,
+            wake_source=self._wake_source,
             on_replaced=lambda item, old: None,
             on_given_up=lambda servable_id: None,
         )
@@ -89,7 +90,9 @@ class _Fixture(ManagerFixture):
         self.monitor.subscribe(lambda timed: self.follower.on_event(timed.state))
         adapter = UnarySourceAdapter[str, Any](self._make_loader)
         connect(adapter, self.manager)
-        self.source.set_aspired_versions_callback(self.follower.observe(adapter.aspired_versions_callback()))
+        self._observed = self.follower.observe(adapter.aspired_versions_callback())
+        self._offered: list[tuple[ServableId, str]] | None = None
+        self.source.set_aspired_versions_callback(self._offer)
 
     def state_of(self, path: str) -> str:
         return state_of(path, self.store.disk.stat_tree(path).version.fingerprint)
@@ -115,6 +118,16 @@ class _Fixture(ManagerFixture):
 
     def _config(self) -> SourceConfig:
         return SourceConfig((ServableToMonitor("m", self.base),), poll_interval=None, quiet_period=QUIET)
+
+    def _offer(self, name: str, versions: Sequence[ServableData[str]]) -> None:
+        """A poll of the server passes a list on if it differs from the last one: what a list changes comes once."""
+        offered = [(item.id, item.revision) for item in versions]
+        if offered != self._offered:
+            self._offered = offered
+            self._observed(name, versions)
+
+    def _wake_source(self) -> None:
+        self._offered = None
 
     def _on_report(self, report: SourceReport) -> None:
         self.report = report

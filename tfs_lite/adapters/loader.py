@@ -309,7 +309,8 @@ class ArtifactLoader(Loader):
                     break
                 if before or not platform.needs_trust:
                     names = shown(changed)
-                    raise ServingError(StatusCode.UNAVAILABLE, f"its files changed while it was loaded ({names})")
+                    what = f"its files changed while it was loaded ({names})"
+                    raise ServingError(StatusCode.UNAVAILABLE, what, Reason.FILES_CHANGED)
             except ServingError:
                 self._discard(servable)
                 raise

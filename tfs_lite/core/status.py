@@ -58,6 +58,7 @@ class Reason(enum.Enum):
     QUEUE_FULL = "as many requests as may wait are waiting; it may be tried again"
     CONTEXT_LENGTH = "prompt and output together are longer than a text of the language model may be"
     FILES_REFUSED = "a version's files cannot be served, and another attempt at the same ones ends alike"
+    FILES_CHANGED = "a version's files became other ones while they were loaded; the new ones are loaded next"
     NO_PLATFORM = "nothing here loads such files"
     NEEDS_EXTRA = "a library that loads such files, or a module that their code imports, is not installed"
     NEEDS_TRUST = "a version brings code, and its path is not trusted"

@@ -20,7 +20,7 @@ from tfs_lite.core.source import TargetBase
 from tfs_lite.core.status import ServingError, Status, invalid_argument
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
-from tfs_lite.managers.harness import REMOVABLE, HarnessState, ServableStateSnapshot
+from tfs_lite.managers.harness import LOADS, REMOVABLE, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, Policy
 from tfs_lite.managers.registry import Done
 from tfs_lite.managers.survey import ManagerView
@@ -48,7 +48,9 @@ class AspiredVersionsManager(TargetBase[Loader]):
     A version that ended in error stays so, visible in its state, until it is emitted with another revision (or healthy,
     if it arrived with an error), until it is aspired no more, or, if it lacked resources, until some version was
     unloaded: then it is tried again, once for each such change. Another revision also ends the wait between two
-    attempts: the version ends with its last failure and begins anew. A ready one is left alone.
+    attempts: the version ends with its last failure and begins anew. While an attempt runs, the newest list is kept if
+    it has another revision, and is looked at again when that has ended: if it fails, the version begins anew at once. A
+    ready one is left alone.
     """
 
     def __init__(self, options: AspiredVersionsManagerOptions) -> None:
@@ -63,6 +65,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
         self._arrived: set[str] = set()  # streams with a list that no tick has looked at
         self._ticking = threading.Lock()  # serialises ticks, guards the fields below; only ticks wait for it
         self._waiting: set[str] = set()  # streams whose newest list has to wait
+        self._behind: set[str] = set()  # streams whose newest list has other revisions than those that load
         self._changed: set[str] = set()  # streams that this tick has to look at, or the next one
         self._asked: dict[ActionKind, dict[str, Action]] = {kind: {} for kind in ActionKind}  # its answers, by stream
         interval = options.tick_interval
@@ -131,17 +134,19 @@ class AspiredVersionsManager(TargetBase[Loader]):
                     self._manager.stop_managing_servable(snapshot.id)
 
     def _accept_pending(self) -> None:
-        """Looks at the lists that are new, and at those that wait for a stream which has changed."""
+        """Looks at the lists that are new, and at those that are kept for a stream which has changed."""
         with self._pending_lock:
             names = set(self._arrived)
-        for name in sorted(names | (self._waiting & self._changed)):
+        for name in sorted(names | ((self._waiting | self._behind) & self._changed)):
             managed = {snapshot.id: snapshot for snapshot in self._snapshots(name)}
             with self._pending_lock:
                 self._arrived.discard(name)
                 versions = self._pending[name]
                 waits = any(_on_its_way_out(managed.get(item.id)) for item in versions)
-                if not waits:
+                is_behind = any(_loads_another(managed.get(item.id), item.revision) for item in versions)
+                if not (waits or is_behind):
                     del self._pending[name]
+            (self._behind.add if is_behind else self._behind.discard)(name)
             wanted = {item.id for item in versions}
             if waits:
                 self._waiting.add(name)
@@ -272,6 +277,11 @@ class AspiredVersionsManager(TargetBase[Loader]):
 def _on_its_way_out(snapshot: ServableStateSnapshot | None) -> bool:
     """Whether the version was not wanted a moment ago and is past the point where it could simply stay."""
     return snapshot is not None and not snapshot.is_aspired and snapshot.state is not HarnessState.READY
+
+
+def _loads_another(snapshot: ServableStateSnapshot | None, revision: str) -> bool:
+    """Whether the version is on its way to be ready, from another state than this one."""
+    return snapshot is not None and snapshot.state in LOADS and snapshot.revision != revision
 
 
 def _log_unload(action: Action, status: Status) -> None:

@@ -68,6 +68,8 @@ LEGAL_FROM: dict[HarnessState, frozenset[HarnessState]] = {
 FINAL = frozenset({_S.DISABLED, _S.ERROR})
 REMOVABLE = FINAL | {_S.NEW}
 """The states in which a version holds nothing and may stop being managed."""
+LOADS = frozenset({_S.LOAD_REQUESTED, _S.LOAD_APPROVED, _S.LOADING})
+"""The states of a version that is on the way to be ready."""
 LEAVING = frozenset({_S.UNLOAD_REQUESTED, _S.QUIESCING, _S.QUIESCED, _S.UNLOADING})
 """The states of a version that is on the way out and still holds memory."""
 IN_FLIGHT = LEAVING | {_S.LOAD_APPROVED, _S.LOADING}

@@ -347,6 +347,7 @@ class LoadFlow:
             self._report_end(load)
         elif delay > 0:
             self._settings.clock.call_later(delay, lambda: self._resume(load))
+            self._registry.changed()  # a newer list may be there, which ends the wait
         else:
             self._resume(load)
 

@@ -1,6 +1,7 @@
 """The follower of versions that change while they serve, in the control mode poll: it loads them anew as they are now.
 
-    list of the source -> does it have a version that serves with another revision? -> quiet -> what was loaded?
+    list of the source -> does it have a version that serves, or is being loaded, with another revision?
+        -> quiet, and it serves -> what was loaded?
         -> the same files, and the config says the same   nothing happens
         -> other instances only            they are opened and closed in place
         -> else, availability policy       loaded while the old one serves, which it then replaces
@@ -35,7 +36,7 @@ from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
-from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
+from tfs_lite.managers.harness import LOADS, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.retrier import RetryPolicy, next_delay
 from tfs_lite.serving.opening.model_configs import settings_digest
 
@@ -100,9 +101,9 @@ class FollowerEffects:
 
 @dataclass(slots=True, eq=False)
 class _VersionChange:
-    """The change of one version that serves: what is offered now, and the revision that serves. ``due``: when it may be
-    followed. ``settled``: what serves is what is offered. ``withheld``: it is left out of the lists. ``what`` has
-    changed: ``config``, or ``files``."""
+    """The change of one version that serves, or is being loaded: what is offered now, and the revision of that load.
+    ``due``: when it may be followed. ``settled``: what serves is what is offered. ``withheld``: it is left out of the
+    lists. ``what`` has changed: ``config``, or ``files``."""
 
     item: Item
     serves: str
@@ -114,6 +115,7 @@ class _VersionChange:
     what: str = "config"
 
 
+_SERVES_OR_WILL = LOADS | {HarnessState.READY}
 _HAVE = {"config": "config has", "files": "files have"}
 
 
@@ -155,12 +157,14 @@ class VersionFollower:
 
     def on_event(self, event: ServableState) -> None:
         """Takes an event of the manager. A version that is being unloaded, to be loaded in another state, is offered
-        again."""
+        again; one that has become available may have changed since its load began."""
         with self._lock:
             change = self._changes.get(event.id)
             withheld = change is not None and change.withheld
         if withheld and event.state is ManagerState.UNLOADING:
             self._effects.wake_source()
+        elif change is not None and event.state is ManagerState.AVAILABLE:
+            self._thread.wake()
 
     def _keep_only(self, name: str, wanted: set[ServableId]) -> None:
         with self._lock:
@@ -170,7 +174,7 @@ class VersionFollower:
 
     def _pass(self, item: Item, served: ServableStateSnapshot | None) -> Item | None:
         """The item as the manager is to see it; None: it is left out."""
-        if served is None or served.state is not HarnessState.READY or not item.status.ok:
+        if served is None or served.state not in _SERVES_OR_WILL or not item.status.ok:
             self._forget(item.id)
             return item
         with self._lock:
@@ -228,7 +232,12 @@ class VersionFollower:
             with self._manager.get_servable_handle(ModelRef(servable_id.name, servable_id.version)) as handle:
                 loaded, old = self._effects.loaded_as(handle.servable), weakref.ref(handle.servable)
         except ServingError:
-            return  # the next list says what has become of it
+            return  # it loads at first, or the next list says what has become of it
+        served = self._snapshot(servable_id)
+        if served is None or served.state is not HarnessState.READY:
+            if is_due:
+                self._postpone(change, RECHECK_SECONDS)  # it cannot be replaced yet, or any more
+            return
         same_files = has_state(change.item.revision, loaded.state)
         change.what = "config" if same_files else "files"
         try:

@@ -59,7 +59,9 @@ BUSY = Status(StatusCode.RESOURCE_EXHAUSTED, "busy")
 """The failure of a run that a replica has not begun, because it has as many requests as it takes. No model's failure
 has this status."""
 MAX_TEXT = 8192
-REASONS = frozenset({Reason.FILES_REFUSED, Reason.NO_PLATFORM, Reason.NEEDS_EXTRA, Reason.NEEDS_TRUST})
+REASONS = frozenset(
+    {Reason.FILES_REFUSED, Reason.FILES_CHANGED, Reason.NO_PLATFORM, Reason.NEEDS_EXTRA, Reason.NEEDS_TRUST}
+)
 """The reasons that the process of a model may give for a failure to open it: they say something of its files alone."""
 """Characters of a failure's message; the child cuts longer ones."""
 

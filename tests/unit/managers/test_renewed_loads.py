@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from tfs_lite.core.resources import GroupMemory, main_ram
@@ -68,6 +71,78 @@ def test_other_files_leave_an_attempt_that_runs_alone() -> None:
     fixture.loads.finish()
     fixture.settle()
     assert fixture.history("m", 1) == LIFE
+
+
+def fails_once_while(during: Callable[[], None]) -> dict[str, Any]:
+    """A loader whose attempt sees ``during`` happen, and fails."""
+    return {"failures": 1, "while_loading": during}
+
+
+def test_files_that_change_while_an_attempt_runs_are_loaded_as_soon_as_it_has_failed() -> None:
+    """However the version got there: its first attempt, or the one after a refusal."""
+    fixture = ManagerFixture(max_num_load_retries=5, load_retry_interval=60.0)
+    revisions = iter(["r2", "r3", "r4"])
+
+    def change() -> None:
+        one_more = next(revisions)
+        if one_more == "r4":
+            fixture.loading.clear()
+        fixture.aspire("m", 1, revision=one_more)
+        fixture.tick()
+
+    fixture.loading[ServableId("m", 1)] = fails_once_while(change)
+    fixture.serve("m", 1, revision="r1")
+    assert fixture.ready("m") == [1]
+    assert [loader.loads for loader in fixture.loaders[ServableId("m", 1)]] == [1, 1, 1, 1]
+    assert not fixture.violations()
+
+
+def test_of_several_changes_while_an_attempt_runs_the_last_one_counts() -> None:
+    fixture = ManagerFixture(max_num_load_retries=5, load_retry_interval=60.0)
+    fixture.loading[ServableId("m", 1)] = {"failures": 1}
+    fixture.aspire("m", 1, revision="r1")
+    fixture.tick()
+    fixture.loading.clear()
+    fixture.loads.start()
+    for revision in ("r2", "r3", "r1"):
+        fixture.aspire("m", 1, revision=revision)
+        fixture.tick()
+    fixture.loads.finish()
+    fixture.settle()
+    assert fixture.state("m", 1) is S.LOADING  # the files are those that it has failed with
+    fixture.clock.advance(60.0)
+    fixture.settle()
+    assert fixture.ready("m") == [1]
+    assert [loader.loads for loader in fixture.loaders[ServableId("m", 1)]] == [2, 0, 0, 0]
+
+
+def test_version_that_is_not_wanted_any_more_does_not_begin_anew_because_its_files_had_changed() -> None:
+    fixture = ManagerFixture(max_num_load_retries=5, load_retry_interval=60.0)
+    fixture.loading[ServableId("m", 1)] = {"failures": -1}
+    fixture.aspire("m", 1, revision="r1")
+    fixture.tick()
+    fixture.loads.start()
+    fixture.aspire("m", 1, revision="r2")
+    fixture.tick()
+    fixture.aspire("m")
+    fixture.tick()
+    fixture.loads.finish()
+    fixture.settle()
+    assert fixture.state("m", 1) is None
+    assert [loader.loads for loader in fixture.loaders[ServableId("m", 1)]] == [1, 0]
+
+
+def test_files_that_change_while_an_attempt_runs_are_loaded_without_another_look_of_the_tick_thread() -> None:
+    """The attempt that fails asks for the tick; nobody waits for the next one by itself."""
+    asked: list[None] = []
+    fixture = ManagerFixture(load_retry_interval=60.0, on_change=lambda: asked.append(None))
+    fixture.loading[ServableId("m", 1)] = {"failures": 1}
+    fixture.aspire("m", 1, revision="r1")
+    fixture.tick()
+    fixture.loads.start()
+    asked.clear()
+    fixture.loads.finish()
+    assert asked
 
 
 def test_repair_of_one_version_leaves_its_ready_sibling_alone(once: ManagerFixture) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.source import UnarySourceAdapter, connect
+from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.retrier import RetryPolicy
@@ -379,6 +380,62 @@ def test_config_that_changes_while_the_version_loads_at_first_counts_if_it_was_r
     fixture.offer()
     fixture.change(TWO, "c2")
     assert (fixture.serves_with, fixture.count(), fixture.remarks) == (TWO, 2, {})
+
+
+def test_config_that_changes_once_the_first_load_has_read_it_is_followed_after_that() -> None:
+    """No list comes after the one that told the change while it was loading."""
+    fixture = Fixture()
+
+    def change_meanwhile() -> None:
+        fixture.next_loading = {}
+        fixture.list("m", [ServableData.ok(ID, "/m/1", "files/c2")])
+        fixture.clock.advance(QUIET)
+        fixture.follower.poll()
+
+    fixture.next_loading = {"while_loading": change_meanwhile}
+    fixture.offer()
+    assert (fixture.serves_with, fixture.count()) == (ONE, 1)
+    fixture.config = TWO
+    fixture.pass_time(QUIET)
+    assert (fixture.serves_with, fixture.remarks, fixture.replaced) == (TWO, {}, [ID])
+
+
+def test_base_path_that_changes_while_the_first_load_runs_is_followed_after_it() -> None:
+    fixture = Fixture()
+
+    def change_meanwhile() -> None:
+        fixture.next_loading = {}
+        fixture.list("m", [ServableData.ok(ID, "/elsewhere/1", "elsewhere/c1")])
+
+    fixture.next_loading = {"while_loading": change_meanwhile}
+    fixture.offer()
+    fixture.files = "elsewhere"
+    fixture.pass_time(QUIET)
+    assert fixture.loaders[ID][-1].path == "/elsewhere/1"
+    assert (fixture.loaded_files[fixture.servable], fixture.remarks) == ("elsewhere", {})
+
+
+def test_change_is_not_followed_between_the_first_answer_and_the_end_of_the_load() -> None:
+    """The version can be had before the manager may replace it."""
+    fixture = Fixture()
+
+    def change_meanwhile() -> None:
+        fixture.next_loading = {}
+        fixture.list("m", [ServableData.ok(ID, "/m/1", "files/c2")])
+        fixture.clock.advance(QUIET)
+
+    def follow_at_once(timed: Any) -> None:
+        if timed.event.state is ManagerState.AVAILABLE:
+            fixture.config = TWO
+            fixture.follower.poll()
+
+    fixture.bus.subscribe(follow_at_once)
+    fixture.next_loading = {"while_loading": change_meanwhile}
+    fixture.list("m", [ServableData.ok(ID, "/m/1", "files/c1")])
+    fixture.settle()
+    assert (fixture.serves_with, fixture.count(), fixture.remarks) == (ONE, 1, {})
+    fixture.pass_time(QUIET)
+    assert (fixture.serves_with, fixture.remarks) == (TWO, {})
 
 
 def test_version_that_failed_is_offered_with_its_new_revision_at_once() -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.manifest import is_pickle
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 
 MAX_MEMBERS = 100_000
 MAX_RATIO = 100
@@ -48,7 +48,8 @@ def damaged(what: str) -> ServingError:
 
 def changed_meanwhile(what: str) -> ServingError:
     """The error for files that become other ones in the middle of a load, which is tried again."""
-    return ServingError(StatusCode.UNAVAILABLE, f"its files changed while they were read ({what})")
+    what = f"its files changed while they were read ({what})"
+    return ServingError(StatusCode.UNAVAILABLE, what, Reason.FILES_CHANGED)
 
 
 def pickled(name: str) -> ServingError:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tfs_lite.core.model import SharedRuns
 from tfs_lite.core.resources import MAIN, Resource, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
@@ -77,6 +79,25 @@ def test_the_next_attempt_has_a_time_on_the_wall() -> None:
     assert answer.next.at == 1e9 + 10
     assert answer.next.what == "attempt 3 of 6"
     assert "attempt 2 of 6 failed: the disk is away" in answer.because[0].text
+
+
+@pytest.mark.parametrize(
+    ("reason", "mode", "fix"),
+    [
+        (None, "poll", "before the next attempt at 01:46:50 UTC; a change of its files is noticed and tried at once"),
+        (None, "explicit", "mend that before the next attempt at "),
+        (Reason.FILES_CHANGED, "poll", "wait: its files are loaded as they are now"),
+        (Reason.FILES_CHANGED, "explicit", "mend that before the next attempt at "),
+    ],
+)
+def test_the_next_attempt_comes_by_itself_and_a_change_of_files_is_quicker(
+    reason: Reason | None, mode: str, fix: str
+) -> None:
+    failed = Status(StatusCode.UNAVAILABLE, "its files changed", reason)
+    between = loading(1, stage=LoadStage.BETWEEN_ATTEMPTS, retry_at=60.0, failures=2, max_attempts=6, failure=failed)
+    found = model(between)
+    found = replace(found, server=replace(found.server, control_mode=mode))
+    assert fix in ask(found, 1).because[0].fix
 
 
 def test_a_chain_of_waiting_ensembles_ends() -> None:

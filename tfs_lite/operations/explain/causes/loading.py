@@ -112,8 +112,13 @@ def retrying(case: Case) -> Link | None:
     if load is None or load.failure is None or not load.failures or load.failure.waits:
         return None
     text = f"attempt {load.failures} of {load.max_attempts} failed: {load.failure.message}"
-    when = f", at {clock(server.wall(load.retry_at))}" if load.retry_at is not None else ""
-    return Link("RETRYING", text, f"mend that before the next attempt{when}", server.wall(load.since))
+    when = f" at {clock(server.wall(load.retry_at))}" if load.retry_at is not None else ""
+    fix = f"mend that before the next attempt{when}"
+    if server.looks_again and load.failure.reason is Reason.FILES_CHANGED:
+        fix = "wait: its files are loaded as they are now, as soon as they are complete and quiet"
+    elif server.looks_again:
+        fix = f"{fix}; a change of its files is noticed and tried at once"
+    return Link("RETRYING", text, fix, server.wall(load.since))
 
 
 def waits_for_turn(case: Case) -> Link | None:
