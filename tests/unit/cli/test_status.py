@@ -125,6 +125,23 @@ def test_a_load_shows_how_far_it_is_and_what_its_last_attempt_said(listing: List
         assert model["versions"][2]["progress"] == {name: LOADING[name] for name in LOADING if name != "version"}
 
 
+def test_a_version_that_answers_has_no_code_before_what_is_said_of_it(listing: Listing, capsys: Captured) -> None:
+    stays = {"error_code": "UNAVAILABLE", "error_message": "it stays until version 2 is available"}
+    silent = {"error_code": "UNAVAILABLE", "error_message": "it does not answer: its process has ended"}
+    versions = [entry(2, "AVAILABLE", silent), entry(1, "AVAILABLE", stays)]
+    listing.models = [{"name": "digits", "model_version_status": versions}]
+    listing.metrics = metrics_page()
+    for flags in ([], ["--verbose"]):
+        assert main(["status", *flags, "--server", listing.address]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "UNAVAILABLE: it stays" not in shown
+        assert "it stays until version 2 is available" in shown
+        assert "UNAVAILABLE: it does not answer" in shown
+        assert main(["status", *flags, "--json", "--server", listing.address]) == 0
+        (model,) = json.loads(capsys.readouterr().out)["models"]
+        assert model["versions"][1]["error"] == "UNAVAILABLE: it stays until version 2 is available"
+
+
 def test_an_unknown_model_is_an_error_with_the_nearest_name(listing: Listing, capsys: Captured) -> None:
     assert main(["status", "digit", "--server", listing.address]) == 1
     assert "no model 'digit' (did you mean digits?)" in capsys.readouterr().err

@@ -27,9 +27,21 @@ class Version:
     progress: LoadProgress | None = None
 
     @property
+    def answers(self) -> bool:
+        """Whether it is available and does not refuse every request."""
+        return self.state == "AVAILABLE" and DOES_NOT_ANSWER not in self.error
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong that keeps it from answering."""
+        return bool(self.error) and not self.answers
+
+    @property
     def reason(self) -> str:
-        """The progress of the load, and what is wrong."""
-        return "; ".join(filter(None, (str(self.progress or ""), self.error)))
+        """The progress of the load, and what is wrong; of a version that answers without the code, which would read as
+        an outage."""
+        said = self.error.partition(": ")[2] if self.answers else self.error
+        return "; ".join(filter(None, (str(self.progress or ""), said)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +55,7 @@ class ModelRow:
     @property
     def answers(self) -> bool:
         """Whether a version is available that does not refuse every request."""
-        available = (version for version in self.versions if version.state == "AVAILABLE")
-        return any(DOES_NOT_ANSWER not in version.error for version in available)
+        return any(version.answers for version in self.versions)
 
 
 def answering(count: int, total: int) -> str:
@@ -77,7 +88,7 @@ def models_table(models: Iterable[ModelRow]) -> Table:
         if model.reason or not model.versions:
             rows.append((model.name, "-", "-", model.reason or "no versions yet"))
         rows += [
-            (model.name, item.version, state_text(item.state, failed=bool(item.error)), item.reason)
+            (model.name, item.version, state_text(item.state, item.failed), item.reason)
             for item in model.versions
         ]
     return table(("model", "version", "state", "reason"), rows)
