@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.output import console, print_json, state_text, table
 from tfs_lite.core.loader import LoadPhase, LoadProgress
-from tfs_lite.core.servable import DOES_NOT_ANSWER
+from tfs_lite.core.servable import DOES_NOT_ANSWER, GOES_ON_WITH, STAYS_UNTIL
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,6 +30,11 @@ class Version:
     def answers(self) -> bool:
         """Whether it is available and does not refuse every request."""
         return self.state == "AVAILABLE" and DOES_NOT_ANSWER not in self.error
+
+    @property
+    def is_to_be_replaced(self) -> bool:
+        """Whether it answers only until another version, or its own new files or config, are loaded."""
+        return any(words in self.error for words in (STAYS_UNTIL, GOES_ON_WITH))
 
     @property
     def failed(self) -> bool:
@@ -56,6 +61,23 @@ class ModelRow:
     def answers(self) -> bool:
         """Whether a version is available that does not refuse every request."""
         return any(version.answers for version in self.versions)
+
+    @property
+    def of_before(self) -> Version | None:
+        """The highest version that answers, if all that do are to be replaced by what is wanted now; else None."""
+        found = [version for version in self.versions if version.answers]
+        replaced = [version for version in found if version.is_to_be_replaced]
+        return max(replaced, key=lambda version: version.version) if replaced == found and found else None
+
+    @property
+    def coming(self) -> list[int]:
+        """The versions on their way, ascending; one that answers counts while other files or settings of it are to
+        come."""
+        return sorted(
+            version.version
+            for version in self.versions
+            if version.state in ("START", "LOADING") or (version.answers and GOES_ON_WITH in version.error)
+        )
 
 
 def answering(count: int, total: int) -> str:
