@@ -1,9 +1,9 @@
 """``tfs-lite reload FILE``: gives a running server a new model config (text proto or YAML) and shows its models.
 
 The file replaces the whole config: models that it does not list are unloaded. It is checked first, so that a mistake is
-reported with its line and column. The server waits for the models that are new; the command, for ``--timeout``, also for
-those that the config changes. The exit code is 0 if every model of the config then has a version that answers, and none
-that the config changes is still answered by what served before.
+reported with its line and column. The server waits for the models that are new; the command, for ``--timeout``, also
+for those that the config changes. The exit code is 0 if every model of the config then has a version that answers, and
+none that the config changes is still answered by what served before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfs_lite.client import Client
 
 _LOOK_HOLDS = 1.0
-"""Seconds for which a model must look settled: the server looks at a base path that has changed after it has answered."""
+"""Seconds for which a model must look settled: the server looks at a new base path after it has answered."""
 
 
 def run(argv: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.output import console, print_json, state_text, table
@@ -63,6 +63,13 @@ class ModelRow:
         return any(version.answers for version in self.versions)
 
     @property
+    def without_history(self) -> ModelRow:
+        """The same without versions that have ended and are older than one that answers."""
+        answering = max((version.version for version in self.versions if version.answers), default=0)
+        kept = tuple(each for each in self.versions if each.state != "END" or each.version > answering)
+        return replace(self, versions=kept)
+
+    @property
     def of_before(self) -> Version | None:
         """The highest version that answers, if all that do are to be replaced by what is wanted now; else None."""
         found = [version for version in self.versions if version.answers]
@@ -110,8 +117,7 @@ def models_table(models: Iterable[ModelRow]) -> Table:
         if model.reason or not model.versions:
             rows.append((model.name, "-", "-", model.reason or "no versions yet"))
         rows += [
-            (model.name, item.version, state_text(item.state, item.failed), item.reason)
-            for item in model.versions
+            (model.name, item.version, state_text(item.state, item.failed), item.reason) for item in model.versions
         ]
     return table(("model", "version", "state", "reason"), rows)
 
