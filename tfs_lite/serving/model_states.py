@@ -18,14 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.servable import (
-    GOES_ON_WITH,
-    STAYS_UNTIL,
-    ServableData,
-    ServableId,
-    VersionState,
-    VersionStatus,
-)
+from tfs_lite.core.servable import GOES_ON_WITH, STAYS_UNTIL, ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import OK, Reason, Status, StatusCode, listed

@@ -323,9 +323,7 @@ class Guard(ServerFeature):
         if file is None:
             return
         try:
-            self._unsaved = self._core.disk_calls.call(
-                "the state directory", lambda: file.write(self._stage.saved())
-            )
+            self._unsaved = self._core.disk_calls.call("the state directory", lambda: file.write(self._stage.saved()))
         except ServingError as error:
             if not self._unsaved:
                 logger.error("what the guard remembers is not written: %s", error)
