@@ -220,7 +220,8 @@ class GuardReports:
                     self._append(EventKind.BAKE_ENDED, name, trial.new, details)
             case TakenBack(rejection, to, _, who):
                 version, why, by_guard = rejection.version, rejection.why, rejection.by is By.GUARD
-                logger.warning("%s version %d was %s; version %d answers", name, version, why, to)
+                verb = "was" if by_guard else "must not answer:"  # one that never loaded cannot be rolled back
+                logger.warning("%s version %d %s %s; version %d answers", name, version, verb, why, to)
                 if by_guard:
                     self.metrics.taken_back(name)
                 origin = GUARD if by_guard else Origin(Cause.OPERATOR, who)
