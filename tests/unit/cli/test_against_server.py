@@ -68,7 +68,7 @@ def test_predict_without_inputs_says_what_the_model_takes(server: Server, capsys
         (["nobody", "--input=x=[[1,2,3]]"], "nobody"),
         (["tagged", "--input=x=[[1,2,3]]", "--version=9"], "9"),
         (["tagged", "--input=x=[[1,2,3]]", "--label=none"], "none"),
-        (["taged", "--input=x=[[1,2,3]]"], "Servable not found for request: Latest(taged); no model"),
+        (["taged", "--input=x=[[1,2,3]]"], "Servable not found for request: Latest(taged); model taged is not served"),
         (["taged"], "did you mean tagged?"),
         (["tagged", "--input=z=[[1,2,3]]"], "input alias: x not found"),
         (["tagged", "--input=x=[[1,2]]"], "input x has size 2 in dimension 1, expected 3"),

@@ -220,7 +220,7 @@ class GuardReports:
                     self._append(EventKind.BAKE_ENDED, name, trial.new, details)
             case TakenBack(rejection, to, _, who):
                 version, why, by_guard = rejection.version, rejection.why, rejection.by is By.GUARD
-                verb = "was" if by_guard else "must not answer:"  # one that never loaded cannot be rolled back
+                verb = "must not answer:" if rejection.rolled_back else "was"  # it may never have been loaded
                 logger.warning("%s version %d %s %s; version %d answers", name, version, verb, why, to)
                 if by_guard:
                     self.metrics.taken_back(name)
