@@ -92,14 +92,17 @@ def night(tmp_path: Path, capsys: Captured) -> Iterator[NightFixture]:
         yield found
 
 
-def test_a_rollback_is_one_command_that_says_which_version_answers(night: NightFixture) -> None:
+def test_a_rollback_is_one_command_that_says_which_version_answers(
+    night: NightFixture, caplog: pytest.LogCaptureFixture
+) -> None:
     """With ``latest 1``: version 6 has to be loaded first."""
     code, said = night.run("rollback", "m")
     assert (code, night.served.version()) == (0, 6)
     assert said.startswith("model m: version 6 answers now, after ")
     assert " s, in place of version 7; " in said
     assert "version 7 must not, until the next push or tfs-lite rollback m --undo" in said
-    assert "A restart of the server forgets this, because it has no --state_directory" in said
+    assert said.endswith(". A restart of the server forgets this, because it has no --state_directory\n")
+    assert "m version 7 must not answer: rolled back to version 6 by 127.0.0.1; version 6 answers" in caplog.text
     code, said = night.run("explain", "m")
     assert code == 1
     assert "version 7 must not answer: rolled back to version 6 by 127.0.0.1; version 6 answers instead" in said
@@ -164,7 +167,8 @@ def test_a_rollback_that_could_not_be_written_down_says_that_a_restart_forgets_i
         shutil.rmtree(state)
         code, said = night.run("rollback", "m")
         assert code == 0
-        assert "A restart of the server forgets this" in said
+        why = "guard.json of the state directory cannot be written: No such file or directory"
+        assert f". A restart of the server forgets this, because {why}\n" in said
 
 
 def test_the_next_push_undoes_a_rollback(night: NightFixture) -> None:

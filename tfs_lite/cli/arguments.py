@@ -165,7 +165,10 @@ def add_credentials(parser: Parser) -> None:
 def add_waiting(parser: Parser) -> None:
     """Adds the option for a server that is being started, which :func:`grpc_client` and :func:`http_server`
     read."""
-    help_text = "wait so long for a server that is being started; without it, one that is not there is an error at once"
+    help_text = (
+        "wait so long until a server that is being started answers at all, which it does before its models do: "
+        "/readyz of its HTTP port says when they do; without it, a server that is not there is an error at once"
+    )
     flags = ("--wait_for_server", "--wait-for-server")
     parser.add_argument(*flags, type=positive_seconds, metavar="SECONDS", help=help_text)
 

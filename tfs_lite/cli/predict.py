@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.arguments import Parser, add_server, grpc_questions, positive_seconds, version_number
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
+from tfs_lite.core.status import ServingError, StatusCode
 
 if TYPE_CHECKING:
     from tfs_lite.client import Client, Prediction
@@ -26,11 +27,15 @@ def run(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     inputs = read_inputs(args.input)
     with grpc_questions(args, args.timeout) as client:
-        if not inputs:
-            raise UsageError(f"--input is missing; {_describe_inputs(client, args)}")
-        answer = client.predict(
-            args.model, inputs, version=args.version, label=args.label, signature=args.signature, outputs=args.output
-        )
+        try:
+            if not inputs:
+                raise UsageError(f"--input is missing; {_describe_inputs(client, args)}")
+            which: dict[str, Any] = {"version": args.version, "label": args.label}
+            answer = client.predict(args.model, inputs, **which, signature=args.signature, outputs=args.output)
+        except ServingError as error:
+            if error.code is not StatusCode.NOT_FOUND or not (why := _why_not_found(client, args)):
+                raise
+            raise CliError(f"{error}; {why}", error.code.name) from None
     print_prediction(answer, args.json)
     return DONE
 
@@ -84,6 +89,14 @@ def _read_json(name: str, text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--input {name}: {where} is not JSON ({error}); {_INPUT_FORM}") from None
+
+
+def _why_not_found(client: Client, args: Namespace) -> str:
+    """Whether the model is unknown or on its way; empty where the server does not say."""
+    try:
+        return str(client.explain(args.model, version=args.version, label=args.label)["sentence"])
+    except ServingError:
+        return ""
 
 
 def _describe_inputs(client: Client, args: Namespace) -> str:

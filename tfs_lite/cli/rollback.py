@@ -58,10 +58,7 @@ def _go_back(args: Namespace, model: str, to: int | None) -> int:
     if back:
         text += f"; {numbers(back)} must not, until the next push or tfs-lite rollback {model} --undo"
     if not rollout["remembered"]:
-        text += (
-            ". A restart of the server forgets this, because it has no --state_directory or could not write there: its "
-            "log says which"
-        )
+        text += f". A restart of the server forgets this, because {rollout['forgets']}"
     return _say(args, text, rollout)
 
 

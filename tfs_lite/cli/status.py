@@ -33,13 +33,15 @@ _LARGEST_PAGE = 32 * 2**20
 @dataclass(frozen=True, slots=True)
 class ServerView:
     """The answer of a server. ``known`` is None without ``--verbose``. ``refused``: why a config is not in force.
-    ``is_whole``: it has all models of the server."""
+    ``is_whole``: it has all models of the server. ``past``: the versions that the table leaves out because newer ones
+    answer, and how many of them have failed."""
 
     models: list[ModelRow]
     known: NumbersByVersion | None = None
     replicas: ReplicasByVersion = field(default_factory=dict)
     refused: Mapping[str, str] | None = None
     is_whole: bool = False
+    past: tuple[int, int] = (0, 0)
 
     @property
     def remarks(self) -> list[str]:
@@ -48,10 +50,23 @@ class ServerView:
         silent = [model.name for model in self.models if not model.answers]
         if self.is_whole and silent:
             found.append(f"{answering(len(self.models) - len(silent), len(self.models))}; not: {', '.join(silent)}")
+        ended, failed = self.past
+        if ended:
+            how = f", {failed} of them with an error" if failed else ""
+            what = "1 older version that has" if ended == 1 else f"{ended} older versions that have"
+            found.append(f"not shown: {what} ended{how} (--all shows {'it' if ended == 1 else 'them'})")
         if self.refused is not None:
             since = f" (since {self.refused['since']})" if self.refused["since"] else ""
             found += [f"{self.refused['text']}{since}", f"  do: {self.refused['fix']}"]
         return found
+
+    @property
+    def without_history(self) -> ServerView:
+        """The same without versions that have ended and are older than one that answers."""
+        models = [model.without_history for model in self.models]
+        every = {(model.name, version) for model in self.models for version in model.versions}
+        left_out = every - {(model.name, version) for model in models for version in model.versions}
+        return replace(self, models=models, past=(len(left_out), sum(version.failed for _, version in left_out)))
 
 
 Fetch = Callable[[], ServerView]
@@ -61,6 +76,10 @@ def run(argv: Sequence[str]) -> int:
     args = _arguments(argv)
 
     def fetch() -> ServerView:
+        view = read()
+        return view if args.all or args.json else view.without_history
+
+    def read() -> ServerView:
         if args.verbose:
             server = http_questions(args, "status --verbose")
             return replace(over_rest(server, args.model), known=numbers(server))
@@ -81,6 +100,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("model", nargs="?", help="only this model")
     add_server(parser)
     parser.add_argument("--verbose", action="store_true", help="requests, batches, times and workers of each version")
+    parser.add_argument("--all", action="store_true", help="also older versions that have ended, as the JSON has them")
     parser.add_argument("--watch", action="store_true", help="go on showing it, until Ctrl-C")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")
     return parser.parse(argv)

@@ -175,10 +175,19 @@ class ModelServerConfig(Settings):
         return message
 
 
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
 def unsupported_platform(model: str, platform: str, platforms: Collection[str]) -> str:
     """The words for a platform that is not one of the server's ``platforms``."""
-    close = difflib.get_close_matches(platform, platforms, n=1)
-    hint = f'did you mean "{close[0]}"?' if close else f"this server has: {', '.join(sorted(platforms))}"
+    kinds = sorted(each for each in platforms if platform and each.startswith(f"{platform}_"))
+    close = kinds or difflib.get_close_matches(platform, platforms, n=1)
+    hint = (
+        f"did you mean {' or '.join(map(_quoted, close))}?"
+        if close
+        else f"this server has: {', '.join(sorted(platforms))}"
+    )
     return f'model {model} requests unsupported platform "{platform}"; {hint}'
 
 

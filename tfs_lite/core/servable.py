@@ -106,6 +106,10 @@ class VersionState(enum.IntEnum):
         return cls.UNKNOWN
 
 
+STAYS_UNTIL = "stays until version"
+GOES_ON_WITH = "it goes on with the"
+"""The words in the status of a version that answers until what is wanted instead of it does: another version, or
+itself with other files or another config."""
 DOES_NOT_ANSWER = "it does not answer"
 """The beginning of the message of a version that is available and refuses every request."""
 

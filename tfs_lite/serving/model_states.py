@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
+from tfs_lite.core.servable import GOES_ON_WITH, STAYS_UNTIL, ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import OK, Reason, Status, StatusCode, listed
@@ -36,7 +36,7 @@ _WIRE = {
 }
 MOST_NAMED = 5
 """Versions in one text."""
-FILES_OF_BEFORE = "it goes on with the files of before"
+FILES_OF_BEFORE = f"{GOES_ON_WITH} files of before"
 _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
 
@@ -89,7 +89,7 @@ def places_of(states: Mapping[int, TimedState], aspired: Iterable[int], report: 
 
 
 def _why_it_stays(wanted: Collection[int], waiting: Mapping[int, str]) -> str:
-    text = f"stays until version {' or '.join(map(str, sorted(wanted)[:MOST_NAMED]))} is available"
+    text = f"{STAYS_UNTIL} {' or '.join(map(str, sorted(wanted)[:MOST_NAMED]))} is available"
     (one, *more) = wanted
     return f"{text}, which waits: {waiting[one]}" if one in waiting and not more else text
 

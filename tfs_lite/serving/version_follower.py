@@ -30,7 +30,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.manifest import has_state, have_same_configs
 from tfs_lite.core.model import Servable
-from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
+from tfs_lite.core.servable import GOES_ON_WITH, ModelRef, ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -42,10 +42,10 @@ from tfs_lite.serving.opening.model_configs import settings_digest
 
 Item = ServableData[StoragePath]
 CHANGED = Status(
-    StatusCode.UNAVAILABLE, "its config has changed; until it is loaded anew, it goes on with the config of before"
+    StatusCode.UNAVAILABLE, f"its config has changed; until it is loaded anew, {GOES_ON_WITH} config of before"
 )
 CHANGED_FILES = Status(
-    StatusCode.UNAVAILABLE, "its files have changed; until they are loaded, it goes on with the files of before"
+    StatusCode.UNAVAILABLE, f"its files have changed; until they are loaded, {GOES_ON_WITH} files of before"
 )
 RECHECK_SECONDS = 1.0
 """The seconds after which a version is tried again that waits for other models, or for room."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.servers.models import TaggedArchives
 from tests.support.servers.process import free_ports
 from tfs_lite.cli.arguments import HTTP_PORT, server_address
 from tfs_lite.cli.main import main
@@ -67,6 +68,8 @@ def test_predict_without_inputs_says_what_the_model_takes(server: Server, capsys
         (["nobody", "--input=x=[[1,2,3]]"], "nobody"),
         (["tagged", "--input=x=[[1,2,3]]", "--version=9"], "9"),
         (["tagged", "--input=x=[[1,2,3]]", "--label=none"], "none"),
+        (["taged", "--input=x=[[1,2,3]]"], "Servable not found for request: Latest(taged); model taged is not served"),
+        (["taged"], "did you mean tagged?"),
         (["tagged", "--input=z=[[1,2,3]]"], "input alias: x not found"),
         (["tagged", "--input=x=[[1,2]]"], "input x has size 2 in dimension 1, expected 3"),
         (["tagged", "--input=x=[[1,2,3]]", "--signature=other"], "other"),
@@ -171,6 +174,33 @@ def test_reload_sends_the_file_and_shows_the_models(
     assert capsys.readouterr().out.startswith(
         "reloaded: the server has 1 model (added [], removed [], changed [], 1 unchanged)\n"
     )
+
+
+def test_a_reload_that_changes_a_base_path_waits_for_its_version_and_says_if_it_does_not_come(
+    server: Server, base: Path, archives: TaggedArchives, tmp_path: Path, capsys: Captured
+) -> None:
+    """The first new base path has files that are quiet after 0 s; a version of the second never becomes whole."""
+    config = tmp_path / "moved.yaml"
+
+    def reload(path: Path, *flags: str) -> tuple[int, str]:
+        config.write_text(f"model_config_list:\n  config:\n    - {{name: tagged, base_path: {path}}}\n")
+        code = main(["reload", str(config), grpc(server), *flags])
+        return code, capsys.readouterr().err
+
+    archives.write_version(8, tmp_path / "whole")
+    (tmp_path / "broken" / "9").mkdir(parents=True)
+    (tmp_path / "broken" / "9" / "model.pt2").write_text("no archive")
+    try:
+        assert reload(tmp_path / "whole") == (0, "")
+        assert main(["status", grpc(server), "--json"]) == 0
+        (model,) = json.loads(capsys.readouterr().out)["models"]
+        assert model["versions"][0] == {"version": 8, "state": "AVAILABLE", "error": ""}
+        code, said = reload(tmp_path / "broken", "--timeout=2")
+        assert code == 1
+        line = "version 9 is still loading; version 8 of the config before answers meanwhile"
+        assert said == f"tfs-lite: tagged: {line}\n"
+    finally:
+        assert reload(base) == (0, "")
 
 
 def test_each_reload_of_a_config_with_a_model_that_does_not_load_fails(

@@ -102,7 +102,7 @@ def explanation(answers: int, sentence: str, verdict: str = "LOADING") -> dict[s
         {"version": 7, "verdict": verdict, "sentence": sentence},
     ]
     now = [{"reference": "unversioned", "version": answers}]
-    rollout = {"answers": answers, "going_back": 7, "rejected": [], "remembered": False}
+    rollout = {"answers": answers, "going_back": 7, "rejected": [], "remembered": False, "forgets": "it has no disk"}
     return {"sentence": "?", "versions": lines, "answers_now": now, "rollout": rollout, "events": []}
 
 
@@ -118,6 +118,7 @@ def test_a_rollback_that_waits_tells_what_it_waits_for(capsys: Captured, monkeyp
     assert said.err.splitlines() == [f"model m: {sentence}" for sentence in (first, second)]
     assert said.out.startswith("model m: version 7 answers now, after ")
     assert ", in place of version 8" in said.out
+    assert said.out.endswith(". A restart of the server forgets this, because it has no disk\n")
 
 
 def test_a_rollback_that_does_not_come_says_why_and_what_answers(

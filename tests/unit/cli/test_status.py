@@ -85,6 +85,7 @@ def test_the_table_and_json_show_models_versions_states_and_reasons(listing: Lis
     assert main(["status", "--server", listing.address]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["digits", "2", "AVAILABLE"] in lines
+    assert not any(line[:2] == ["digits", "1"] for line in lines)
     assert ["digits", "3", "END", "DATA_LOSS:", "model.pt2", "is", "truncated"] in lines
     assert ["ranker", "-", "-", "its", "base", "path", "does", "not", "exist"] in lines
     assert main(["status", "digits", "--server", listing.address, "--json"]) == 0
@@ -123,6 +124,51 @@ def test_a_load_shows_how_far_it_is_and_what_its_last_attempt_said(listing: List
         assert "progress" not in model["versions"][0]
         assert model["versions"][1]["progress"] == {name: warming[name] for name in warming if name != "version"}
         assert model["versions"][2]["progress"] == {name: LOADING[name] for name in LOADING if name != "version"}
+
+
+def test_a_version_that_answers_has_no_code_before_what_is_said_of_it(listing: Listing, capsys: Captured) -> None:
+    stays = {"error_code": "UNAVAILABLE", "error_message": "it stays until version 2 is available"}
+    silent = {"error_code": "UNAVAILABLE", "error_message": "it does not answer: its process has ended"}
+    versions = [entry(2, "AVAILABLE", silent), entry(1, "AVAILABLE", stays)]
+    listing.models = [{"name": "digits", "model_version_status": versions}]
+    listing.metrics = metrics_page()
+    for flags in ([], ["--verbose"]):
+        assert main(["status", *flags, "--server", listing.address]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "UNAVAILABLE: it stays" not in shown
+        assert "it stays until version 2 is available" in shown
+        assert "UNAVAILABLE: it does not answer" in shown
+        assert main(["status", *flags, "--json", "--server", listing.address]) == 0
+        (model,) = json.loads(capsys.readouterr().out)["models"]
+        assert model["versions"][1]["error"] == "UNAVAILABLE: it stays until version 2 is available"
+
+
+def test_versions_that_have_ended_before_one_that_answers_are_shown_on_demand(
+    listing: Listing, capsys: Captured
+) -> None:
+    """A newer one that has failed is no history, and neither is the last one of a model that has nothing else."""
+    pushed = [entry(5, "END", LOST), entry(4, "AVAILABLE"), entry(3, "END"), entry(2, "END", LOST), entry(1, "END")]
+    listing.models = [
+        {"name": "digits", "model_version_status": pushed},
+        {"name": "ranker", "model_version_status": [entry(2, "END", LOST), entry(1, "END")]},
+    ]
+    listing.metrics = metrics_page()
+
+    def shown(*flags: str) -> list[tuple[str, str]]:
+        assert main(["status", *flags, "--server", listing.address]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        return [(line[0], line[1]) for line in lines if line and line[0] in ("digits", "ranker", "not")]
+
+    for flags in ((), ("--verbose",)):
+        whole = [("digits", number) for number in "54321"] + [("ranker", number) for number in "21"]
+        few = [line for line in whole if line[0] == "ranker" or line[1] in "54"]
+        assert shown(*flags) == [*few, ("not", "shown:")]
+        assert shown(*flags, "--all") == whole
+    assert main(["status", "--server", listing.address]) == 0
+    note = "not shown: 3 older versions that have ended, 1 of them with an error (--all shows them)"
+    assert note in capsys.readouterr().out
+    assert main(["status", "--json", "--server", listing.address]) == 0
+    assert len(json.loads(capsys.readouterr().out)["models"][0]["versions"]) == 5
 
 
 def test_an_unknown_model_is_an_error_with_the_nearest_name(listing: Listing, capsys: Captured) -> None:
@@ -205,7 +251,7 @@ def test_verbose_shows_a_row_with_the_numbers_and_dashes_where_there_are_none(
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "digits 2 AVAILABLE - - - - - - - - -" in lines
     listing.metrics = metrics_page()
-    assert main(["status", "--verbose", "--server", listing.address]) == 0
+    assert main(["status", "--verbose", "--all", "--server", listing.address]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert (
         "digits 2 AVAILABLE 1 1 6.0 25.0% 1.75 ms, 2.49 ms 3.75 ms, 4.98 ms 3 M pid 4321 (1 restart)".replace(
@@ -221,7 +267,7 @@ def test_verbose_shows_requests_inside_what_was_replaced_or_withdrawn(listing: L
     page = metrics_page().decode()
     drains = "".join(f'tfs_lite_draining_requests{{model="digits",version="{v}"}} {v}\n' for v in (1, 2))
     listing.metrics = f"{page}# TYPE tfs_lite_draining_requests gauge\n{drains}".encode()
-    assert main(["status", "--verbose", "--server", listing.address]) == 0
+    assert main(["status", "--verbose", "--all", "--server", listing.address]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 requests inside the load before are waited for" in shown
     assert "1 request inside is waited for" in shown

@@ -41,6 +41,9 @@ def test_unknown_platform_offers_the_nearest() -> None:
     assert refusal(check_models, config(model(model_platform="pytorch_exprt")), PLATFORMS, ()) == (
         'model m requests unsupported platform "pytorch_exprt"; did you mean "pytorch_export"?'
     )
+    assert 'did you mean "pytorch_aoti" or "pytorch_export"?' in refusal(
+        check_models, config(model(model_platform="pytorch")), {*PLATFORMS, "pytorch_aoti"}, ()
+    )
     assert "this server has: python, pytorch_export" in refusal(
         check_models, config(model(model_platform="zzz")), PLATFORMS, ()
     )

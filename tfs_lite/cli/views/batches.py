@@ -229,7 +229,7 @@ def _row(name: str, version: Version, numbers: RunNumbers, replicas: ReplicaRepo
     return (
         name,
         version.version,
-        state_text(version.state, failed=bool(version.error)),
+        state_text(version.state, version.failed),
         *shown,
         f"ray {replicas.summary}" if replicas else workers,
         "; ".join(filter(None, (version.reason, _drain_text(version.state, numbers.draining)))),

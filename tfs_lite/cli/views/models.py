@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.output import console, print_json, state_text, table
 from tfs_lite.core.loader import LoadPhase, LoadProgress
-from tfs_lite.core.servable import DOES_NOT_ANSWER
+from tfs_lite.core.servable import DOES_NOT_ANSWER, GOES_ON_WITH, STAYS_UNTIL
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,9 +27,26 @@ class Version:
     progress: LoadProgress | None = None
 
     @property
+    def answers(self) -> bool:
+        """Whether it is available and does not refuse every request."""
+        return self.state == "AVAILABLE" and DOES_NOT_ANSWER not in self.error
+
+    @property
+    def is_to_be_replaced(self) -> bool:
+        """Whether it answers only until another version, or its own new files or config, are loaded."""
+        return any(words in self.error for words in (STAYS_UNTIL, GOES_ON_WITH))
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong that keeps it from answering."""
+        return bool(self.error) and not self.answers
+
+    @property
     def reason(self) -> str:
-        """The progress of the load, and what is wrong."""
-        return "; ".join(filter(None, (str(self.progress or ""), self.error)))
+        """The progress of the load, and what is wrong; of a version that answers without the code, which would read as
+        an outage."""
+        said = self.error.partition(": ")[2] if self.answers else self.error
+        return "; ".join(filter(None, (str(self.progress or ""), said)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +60,31 @@ class ModelRow:
     @property
     def answers(self) -> bool:
         """Whether a version is available that does not refuse every request."""
-        available = (version for version in self.versions if version.state == "AVAILABLE")
-        return any(DOES_NOT_ANSWER not in version.error for version in available)
+        return any(version.answers for version in self.versions)
+
+    @property
+    def without_history(self) -> ModelRow:
+        """The same without versions that have ended and are older than one that answers."""
+        answering = max((version.version for version in self.versions if version.answers), default=0)
+        kept = tuple(each for each in self.versions if each.state != "END" or each.version > answering)
+        return replace(self, versions=kept)
+
+    @property
+    def of_before(self) -> Version | None:
+        """The highest version that answers, if all that do are to be replaced by what is wanted now; else None."""
+        found = [version for version in self.versions if version.answers]
+        replaced = [version for version in found if version.is_to_be_replaced]
+        return max(replaced, key=lambda version: version.version) if replaced == found and found else None
+
+    @property
+    def coming(self) -> list[int]:
+        """The versions on their way, ascending; one that answers counts while other files or settings of it are to
+        come."""
+        return sorted(
+            version.version
+            for version in self.versions
+            if version.state in ("START", "LOADING") or (version.answers and GOES_ON_WITH in version.error)
+        )
 
 
 def answering(count: int, total: int) -> str:
@@ -77,8 +117,7 @@ def models_table(models: Iterable[ModelRow]) -> Table:
         if model.reason or not model.versions:
             rows.append((model.name, "-", "-", model.reason or "no versions yet"))
         rows += [
-            (model.name, item.version, state_text(item.state, failed=bool(item.error)), item.reason)
-            for item in model.versions
+            (model.name, item.version, state_text(item.state, item.failed), item.reason) for item in model.versions
         ]
     return table(("model", "version", "state", "reason"), rows)
 

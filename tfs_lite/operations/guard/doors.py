@@ -167,6 +167,7 @@ def guard_schemas() -> dict[str, Tree]:
         ),
         "ended": {"anyOf": [ended, {"type": "null"}]},
         "remembered": {"type": "boolean"},
+        "forgets": text,
     }
     command = object_of(("action",), action={"enum": [verb.value for verb in Verb]}, version=version)
     return {"Rollout": object_of(tuple(fields), **fields), "GuardCommand": command}

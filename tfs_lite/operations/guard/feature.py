@@ -77,8 +77,8 @@ class Guard(ServerFeature):
         self._on_disk: dict[str, _OnDisk] = {}
         self._warned = set[str]()  # models whose trial the policy does not allow
         self._reruns = Reruns(core.handle, core.clock)
-        self._unsaved = False  # the last write has failed; only the guard's thread writes
-        self.reports = GuardReports(core, self.view, self.counts, self._look, lambda: not self._unsaved)
+        self._unsaved = ""  # why the last write has failed; only the guard's thread writes
+        self.reports = GuardReports(core, self.view, self.counts, self._look, lambda: self._unsaved)
         self._thread = PeriodicThread("tfs-guard", self._tick, None)
         self._life = threading.Lock()  # guards the next three
         self._started = self._stopped = False
@@ -323,13 +323,11 @@ class Guard(ServerFeature):
         if file is None:
             return
         try:
-            self._unsaved = not self._core.disk_calls.call(
-                "the state directory", lambda: file.write(self._stage.saved())
-            )
+            self._unsaved = self._core.disk_calls.call("the state directory", lambda: file.write(self._stage.saved()))
         except ServingError as error:
             if not self._unsaved:
                 logger.error("what the guard remembers is not written: %s", error)
-            self._unsaved = True
+            self._unsaved = str(error)
 
 
 def _at_start(revision: str) -> str:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 SHIELDED_EVERY = 60.0
 """Seconds between two events about shielded requests of one version, at least."""
 NO_COUNTS = TrialCounts()
+NO_DIRECTORY = "it has no --state_directory"
+"""Why a server forgets. The words follow on "because"."""
 COUNTED = ("requests", "failed", "shielded", "lost", "nonfinite", "refused", "late", "load")
 """The counts that people see."""
 GUARD = Origin(Cause.GUARD)
@@ -46,14 +48,14 @@ class Standing:
     """How a model stands. ``counts`` are those of the trial. ``answers``: the version that answers requests without a
     version. ``back_to``: the version that a rollback without a version would go to, None if there is none.
     ``old_run_ms``: the mean time of a run of the old version of the trial, in milliseconds, since it was loaded.
-    ``remembered``: whether a restart of the server keeps what was rejected."""
+    ``forgets``: why a restart of the server forgets what was rejected; empty: it keeps that."""
 
     view: GuardView
     counts: TrialCounts = NO_COUNTS
     answers: int | None = None
     back_to: int | None = None
     old_run_ms: float | None = None
-    remembered: bool = False
+    forgets: str = NO_DIRECTORY
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -82,7 +84,8 @@ class Standing:
                 "text": ended.text,
                 "at": iso_time(ended.at),
             },
-            "remembered": self.remembered,
+            "remembered": not self.forgets,
+            "forgets": self.forgets,
         }
 
 
@@ -105,7 +108,7 @@ class GuardReports:
 
     Four functions are the guard's own. ``view``: how a model stands. ``counts``: how the requests of the trial of this
     version have ended, None without a trial. ``on_disk``: the versions that could be offered, None where the disk does
-    not tell. ``is_saved``: whether the last write to the state directory has succeeded."""
+    not tell. ``unsaved``: why the last write to the state directory has failed, empty if it has not."""
 
     def __init__(
         self,
@@ -113,13 +116,13 @@ class GuardReports:
         view: Callable[[str], GuardView | None],
         counts: Callable[[ServableId], TrialCounts | None],
         on_disk: Callable[[str], Mapping[int, Any] | None],
-        is_saved: Callable[[], bool] = lambda: True,
+        unsaved: Callable[[], str] = lambda: "",
     ) -> None:
         self._core = core
         self._on_disk = on_disk
         self._view = view
         self._counts = counts
-        self._is_saved = is_saved
+        self._unsaved = unsaved
         self._shielded: dict[ServableId, tuple[float, int]] = {}  # when it was told last, and of how many
         self.metrics = GuardMetrics(core.registry, lambda: core.states.configured, view, core.view.latest)
 
@@ -143,8 +146,8 @@ class GuardReports:
         old_run_ms = counts.old_run_ms
         if view.trial is not None and (ran := self.run_ms(ServableId(name, view.trial.old))) is not None:
             old_run_ms = ran
-        remembered = bool(self._core.options.state_directory) and self._is_saved()
-        return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, remembered)
+        forgets = self._unsaved() if self._core.options.state_directory else NO_DIRECTORY
+        return Standing(view, counts, answers, self._back_to(name, view, answers), old_run_ms, forgets)
 
     def run_ms(self, id: ServableId) -> float | None:
         """The mean of all its runs that did not fail; None if there are none."""
@@ -206,7 +209,8 @@ class GuardReports:
                     self._append(EventKind.BAKE_ENDED, name, trial.new, details)
             case TakenBack(rejection, to, _, who):
                 version, why, by_guard = rejection.version, rejection.why, rejection.by is By.GUARD
-                logger.warning("%s version %d was %s; version %d answers", name, version, why, to)
+                verb = "must not answer:" if rejection.rolled_back else "was"  # it may never have been loaded
+                logger.warning("%s version %d %s %s; version %d answers", name, version, verb, why, to)
                 if by_guard:
                     self.metrics.taken_back(name)
                 origin = GUARD if by_guard else Origin(Cause.OPERATOR, who)

@@ -90,11 +90,11 @@ class StateFile:
         what = error.strerror if isinstance(error, OSError) else error
         logger.error("%s of the state directory cannot be read (%s); it is now %s", FILE, what, aside.name)
 
-    def write(self, saved: Mapping[str, ModelState]) -> bool:
-        """Replaces what is remembered. False: it could not, which is logged at the first failure of a kind, and what
-        was remembered before stays."""
+    def write(self, saved: Mapping[str, ModelState]) -> str:
+        """Replaces what is remembered. Returns why it could not, which is logged at the first failure of a kind, and
+        what was remembered before stays; empty: it is written."""
         with self._lock:
-            return self._closed or self._write(saved, clean=False)
+            return "" if self._closed else self._write(saved, clean=False)
 
     def close(self, saved: Mapping[str, ModelState]) -> None:
         """The server stops as it should; later calls of ``write`` write nothing."""
@@ -103,24 +103,23 @@ class StateFile:
                 self._closed = True
                 self._write(saved, clean=True)
 
-    def _write(self, saved: Mapping[str, ModelState], *, clean: bool) -> bool:
+    def _write(self, saved: Mapping[str, ModelState], *, clean: bool) -> str:
         """Called with the lock held. Without anything to remember, no file is made."""
         trials = {(name, trial.new, trial.files) for name, model in saved.items() for trial in model.trials}
         self._unclean = {trial: self._unclean.get(trial, 0) for trial in trials}
         models = {name: self._as_json(name, model) for name, model in sorted(saved.items())}
         data = (json.dumps({"format": FORMAT, "clean": clean, "models": models}, indent=1) + "\n").encode()
         if data == self._written or (not models and not self._path.exists()):
-            return True
+            return ""
         try:
             _replace(self._path, data)
             self._written, self._problem = data, ""
-            return True
         except OSError as error:
-            problem = error.strerror or type(error).__name__
+            problem = f"{FILE} of the state directory cannot be written: {error.strerror or type(error).__name__}"
             if problem != self._problem:
-                logger.error("%s of the state directory cannot be written: %s", FILE, problem)
+                logger.error("%s", problem)
             self._problem = problem
-            return False
+        return self._problem
 
     def _as_json(self, name: str, model: ModelState) -> dict[str, Any]:
         return {

@@ -21,6 +21,9 @@ from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.requests import RequestTotals
 from tfs_lite.operations.explain import causes
 from tfs_lite.operations.explain.answers import explain, line_of_model
+from tfs_lite.operations.explain.causes.case import Case
+from tfs_lite.operations.explain.causes.files import artefact_refused
+from tfs_lite.operations.explain.causes.serving import stands_in
 from tfs_lite.operations.explain.explanation import (
     MAX_CHAIN,
     MAX_TEXT,
@@ -205,6 +208,25 @@ def test_version_that_stands_in_names_the_one_that_failed_and_how_that_ends() ->
     answer = ask(found)
     assert answer.sentence == "version 3 is refused: model.pt2 is damaged; version 2 answers instead"
     assert [each.cause for each in answer.because] == ["ARTEFACT_REFUSED", "STANDS_IN"]
+
+
+def test_version_that_stands_in_for_one_that_failed_on_the_config_beside_them_says_to_mend_that() -> None:
+    """The next push would fail on it, too."""
+    wrong = Status(StatusCode.INVALID_ARGUMENT, 'config.yaml:1:1: unknown field "max_batch"')
+    error = ServableStateSnapshot(ServableId("m", 3), HarnessState.ERROR, True, status=wrong)
+    bad = VersionSnapshot(3, VersionView(error), aspired=True, on_disk=True)
+    good = serving(2, place="stands in for version 3, whose load failed")
+    report = SourceReport("m", failed=frozenset({3}), stand_ins=frozenset({2}))
+    found = replace(model(bad, good, report=report), config_name="config.yaml", base_path="/models/m")
+    link = stands_in(Case.of(found, 2, paths=True))
+    assert link is not None
+    assert link.fix == "correct the config file /models/m/config.yaml, which every version is loaded with; it goes then"
+    link = stands_in(Case.of(found, 2))
+    assert link is not None
+    assert "correct the config file config.yaml," in link.fix
+    link = artefact_refused(Case.of(found, 3, paths=True))
+    assert link is not None
+    assert link.fix.startswith("correct /models/m/config.yaml: ")
 
 
 def test_base_path_that_is_another_directory_now_says_what_brings_it_back() -> None:

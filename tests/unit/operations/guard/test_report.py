@@ -52,7 +52,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 def test_the_standing_is_what_the_schema_promises() -> None:
     ended = EndedTrial(8, Outcome.PASSED, "the bake is over", 1e9)
     view = replace(VIEW, rejected=(REJECTED,), ended=ended)
-    found = json.loads(json.dumps(Standing(view, COUNTS, 8, 7, 2.0, True).as_json))
+    found = json.loads(json.dumps(Standing(view, COUNTS, 8, 7, 2.0, "").as_json))
     schema = guard_schemas()["Rollout"]
     assert sorted(found) == sorted(schema["required"]) == sorted(schema["properties"])
     assert (found["state"], found["version"], found["over"]) == ("BAKING", 8, 7)
@@ -63,12 +63,14 @@ def test_the_standing_is_what_the_schema_promises() -> None:
     assert found["rejected"][0]["by"] == "OPERATOR"
     assert found["rejected"][0]["rolled_back"] is True
     assert found["ended"]["outcome"] == "PASSED"
+    assert (found["remembered"], found["forgets"]) == (True, "")
 
 
 def test_without_a_trial_nothing_is_counted() -> None:
     found = Standing(GuardView("m")).as_json
     assert (found["state"], found["version"], found["requests"], found["rejected"]) == ("NONE", None, 0, [])
     assert (found["ended"], found["back_to"], found["remembered"]) == (None, None, False)
+    assert found["forgets"] == "it has no --state_directory"
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,9 @@ def test_file_that_cannot_be_written_is_told_once_and_the_one_of_before_stays(tm
     file.write({"m": REJECTED})
     (tmp_path / f"{FILE}.new").mkdir()
     for version in (1, 2):
-        file.write({"m": rejecting(Rejection(version, "f", "why", 1.0))})
-    assert len(caplog.records) == 1
+        problem = file.write({"m": rejecting(Rejection(version, "f", "why", 1.0))})
+        assert problem == "guard.json of the state directory cannot be written: Is a directory"
+    assert [record.getMessage() for record in caplog.records] == [problem]
     assert file_in(tmp_path).read() == {"m": REJECTED}
 
 
@@ -126,7 +127,7 @@ def test_a_disk_that_cannot_sync_keeps_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_files: bool
 ) -> None:
     fail_syncs(monkeypatch, errno.EINVAL, of_files=of_files)
-    assert StateFile(str(tmp_path), lambda: 5.0).write({"m": ModelState(accepted={8: "files"})})
+    assert StateFile(str(tmp_path), lambda: 5.0).write({"m": ModelState(accepted={8: "files"})}) == ""
     assert (tmp_path / FILE).exists()
 
 

@@ -74,10 +74,10 @@ async function tried(work) {
 export function rollbackButtons(app, model) {
 	const rollout = app.details?.explanation?.rollout;
 	if (!rollout || !app.may.has("manage")) return null;
-	const { answers, back_to: to, going_back: going, rejected, remembered } = rollout;
+	const { answers, back_to: to, going_back: going, rejected, forgets } = rollout;
 	const undone = rejected.filter((one) => one.rolled_back).map(({ version }) => version);
 	const order = (verb, words, body, button) => h("button", { onclick: () => confirm(app, verb, model.name, words, `/v1/models/${name(model.name)}:guard`, body, button) }, button);
-	const back = `Version ${to} answers once it has loaded, and no newer version does, until the next push or until this is undone.${remembered ? "" : " A restart of the server forgets it: there is no --state_directory."}`;
+	const back = `Version ${to} answers once it has loaded, and no newer version does, until the next push or until this is undone.${forgets && ` A restart of the server forgets it, because ${forgets}.`}`;
 	return h("div.buttons",
 		to !== null && going === null && order(`Go back to version ${to} of`, back, { action: "rollback", version: to }, `Go back to version ${to}`),
 		(undone.length > 0 || going !== null) && order("Undo the way back of", undone.length ? `Version ${undone.join(", ")} may answer again.` : `Version ${answers} stays.`, { action: "undo_rollback" }, "Undo the way back"),

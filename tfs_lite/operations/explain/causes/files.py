@@ -73,8 +73,18 @@ def artefact_refused(case: Case) -> Link | None:
         return None
     fix = f"export it anew and {_publish(case)}, or mend it in place: {_again(case)}"
     if is_config:
-        fix = f"correct that config file: {_again(case)}"
+        fix = f"correct {config_to_mend(case) or 'that config file'}: {_again(case)}"
     return Link("ARTEFACT_REFUSED", refusal.message, fix, case.found.since, "serving.md")
+
+
+def config_to_mend(case: Case) -> str | None:
+    """The config beside the versions, if a version has failed on it: its path where texts may name paths, else its
+    name."""
+    model = case.model
+    failures = [case.failure, *(Case.of(model, version).failure for version in model.report.failed)]
+    if not model.config_name or not any(f"{model.config_name}:" in failure.message for failure in failures):
+        return None
+    return f"{model.base_path}/{model.config_name}" if case.paths and model.base_path else model.config_name
 
 
 def load_failed(case: Case) -> Link | None:

@@ -10,6 +10,7 @@ from tfs_lite.core.model import SharedRuns
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.explain.causes.case import Case
+from tfs_lite.operations.explain.causes.files import config_to_mend
 from tfs_lite.operations.explain.causes.phrases import (
     clock,
     config_name,
@@ -233,6 +234,8 @@ def stands_in(case: Case, what: str = "it") -> Link | None:
     other = case.next_version
     gone = "delete its objects" if case.model.storage is not None else "remove its directory"
     fix = f"mend what has failed, {gone}, or publish a good one as version {other}; it goes then"
+    if (config := config_to_mend(case)) is not None:  # the next push would fail on it as well
+        fix = f"correct the config file {config}, which every version is loaded with; it goes then"
     return Link("STANDS_IN", f"{what} {found.place}", fix)
 
 
