@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 from connections import Connection, ProtocolError
@@ -27,6 +28,7 @@ from models import BENCH, Model
 
 from tests.support.servers.process import ServerProcess, default_command, free_ports
 
+T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 90.0
 STOP_SECONDS = 15.0
@@ -65,26 +67,24 @@ class Running:
     ours: ServerProcess | None = None
 
     def cpu_seconds(self) -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in self._processes())
+        return sum(self._of_each(lambda process: sum(process.cpu_times()[:2])))
 
     def proportional_bytes(self) -> int:
         """Of all its processes; each of ``n`` processes that share a page counts an ``n``-th of it (PSS). Reading it
         holds the processes up for some milliseconds."""
-        return sum(process.memory_full_info().pss for process in self._processes())
+        return sum(self._of_each(lambda process: process.memory_full_info().pss))
 
     def resident_bytes(self) -> int:
         """Of all its processes; pages that they share count more than once."""
-        return sum(process.memory_info().rss for process in self._processes())
+        return sum(self._of_each(lambda process: process.memory_info().rss))
 
-    def _processes(self) -> list[psutil.Process]:
+    def _of_each(self, figure: Callable[[psutil.Process], T]) -> list[T]:
+        """The figure of each of its processes; one that ends meanwhile has none."""
         root = psutil.Process(self.pid)
         found = []
         for process in [root, *root.children(recursive=True)]:
-            try:
-                process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            found.append(process)
+            with suppress(psutil.NoSuchProcess):
+                found.append(figure(process))
         return found
 
 
