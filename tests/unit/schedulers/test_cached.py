@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.schedulers.requests import PATIENCE, Request
-from tfs_lite.core.model import Model, PredictCall, Traits
+from tfs_lite.core.model import Model, PredictCall, SharedRuns, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import Reason, StatusCode, invalid_argument
@@ -274,7 +274,8 @@ def test_it_looks_like_the_servable_inside(cache, make, model):
     assert servable.traits == InParts.traits
     servable.close()
     servable = make()
-    assert (servable.traits, servable.models, servable.signatures) == (Traits("test"), (model,), model.signatures)
+    traits = Traits("test", shared_runs=SharedRuns.OFF)
+    assert (servable.traits, servable.models, servable.signatures) == (traits, (model,), model.signatures)
     assert (servable.pending, servable.pending_rows) == (0, 0)
 
 

@@ -63,11 +63,13 @@ class Strided(torch.nn.Module):
         return torch.as_strided(self.convolution(x), (2, 4), (4, 1))
 
 
-IMAGE, IDS = torch.rand(2, 3, 8, 8), torch.arange(12).reshape(2, 6)
+SEEDED = torch.Generator().manual_seed(0)
+"""Else inputs would depend on what was imported before, and bfloat16 misses its digit for one in some thousand."""
+IMAGE, IDS = torch.rand(2, 3, 8, 8, generator=SEEDED), torch.arange(12).reshape(2, 6)
 CASES = {
     "images": (Images, (IMAGE,), {"channels_last": "channels_last", "auto": "channels_last", "packed": "1 packed"}),
     "wide": (Wide, (IDS,), {"channels_last": "channels_last", "auto": "2 packed", "packed": "3 packed"}),
-    "grouped": (Grouped, (torch.rand(2, 4, 8, 8),), {"auto": "plain", "packed": "plain"}),
+    "grouped": (Grouped, (torch.rand(2, 4, 8, 8, generator=SEEDED),), {"auto": "plain", "packed": "plain"}),
 }
 
 
@@ -168,9 +170,9 @@ class Cancelling(torch.nn.Module):
 def test_a_program_that_needs_more_digits_stays_plain(load, caplog, monkeypatch):
     monkeypatch.setattr("tfs_lite.adapters.pytorch.cpu_layout.cpu_flags", lambda: {"avx512_bf16"})
     module = Cancelling().eval()
-    model = load(module, (torch.rand(2, 512),), "", dtype="bfloat16")
+    model = load(module, (torch.rand(2, 512, generator=SEEDED),), "", dtype="bfloat16")
     assert "stays plain, cpu_dtype=bfloat16 does not fit it: an answer differs by more than 0.03" in caplog.text
-    x = torch.rand(3, 512)
+    x = torch.rand(3, 512, generator=SEEDED)
     with torch.no_grad():
         np.testing.assert_allclose(model.run("", {"x": x.numpy()}, ())["output_0"], module(x).numpy(), atol=1e-4)
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from tfs_lite.core.model import Model, PredictCall, Traits, WorkerLost
+from tfs_lite.core.model import Model, PredictCall, SharedRuns, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -145,7 +145,7 @@ def test_calls_run_one_after_the_other_on_one_other_thread(model, answers, serve
 def test_it_shows_what_the_model_shows(model, serve):
     servable = serve(model)
     assert servable.id == ID
-    assert servable.traits == Traits("test")
+    assert servable.traits == Traits("test", shared_runs=SharedRuns.NEVER)
     assert servable.signatures == model.signatures
     assert {signature.model for signature in servable.signatures.values()} == {"m"}
     assert servable.models == (model,)
