@@ -16,6 +16,8 @@ import orjson
 from connections import Connection, GrpcConnection, HttpConnection
 from models import Model, Rows
 
+from tfs_lite.protocols.varints import encode_varint
+
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 Encode = Callable[[str, Rows], bytes]
@@ -62,22 +64,13 @@ def predict_answer(body: bytes) -> Rows:
     return np.array(tensor.float_val, np.float32)
 
 
-def _varint(value: int) -> bytes:
-    pieces = bytearray()
-    while value > 0x7F:
-        pieces.append(value & 0x7F | 0x80)
-        value >>= 7
-    pieces.append(value)
-    return bytes(pieces)
-
-
 def _field(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
+    return encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
 
 
 def infer_request(name: str, rows: Rows) -> bytes:
     """A ModelInferRequest with one input ``x`` of raw content."""
-    shape = b"".join(_varint(size) for size in rows.shape)
+    shape = b"".join(encode_varint(size) for size in rows.shape)
     tensor = _field(1, b"x") + _field(2, b"FP32") + _field(3, shape)
     return _field(1, name.encode()) + _field(5, tensor) + _field(7, rows.tobytes())
 
