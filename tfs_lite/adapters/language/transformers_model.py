@@ -277,10 +277,11 @@ def _batched_network(
     from tfs_lite.adapters.language.self_check import self_check
 
     key = architecture(module, slots, length, packed_bytes(module) > 0)
+    is_known = _PASSED.find(key) is not None
     try:
         network = Network(module, device, slots, length, fixed=fixed)
-        result = self_check(network, module, brief=_PASSED.find(key) is not None)
-        if not result.ok and _PASSED.find(key):
+        result = self_check(network, module, brief=is_known)
+        if is_known and not result.ok:
             result = self_check(network, module)
     except Exception as error:
         if out_of_memory(error):
