@@ -85,18 +85,19 @@ class _Resnet(nn.Module):
 
 
 class _Bert(nn.Module):
-    """Pooled answers for token ids; nothing is padded."""
+    """Pooled answers for token ids. Nothing is padded, and there is no mask: making one would ask the device for its
+    values, which no capture allows."""
 
     def __init__(self, layers: int, hidden: int) -> None:
         from transformers import BertConfig, BertModel
 
         super().__init__()
         sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden}
-        settings: dict[str, Any] = {"num_attention_heads": hidden // 64, "attn_implementation": "eager"}
+        settings: dict[str, Any] = {"num_attention_heads": hidden // 64, "attn_implementation": "sdpa"}
         self.model = BertModel(BertConfig(**sizes, **settings))
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.model(input_ids=x, attention_mask=torch.ones_like(x)).pooler_output
+        pooled: Tensor = self.model(input_ids=x).pooler_output
         return pooled
 
 

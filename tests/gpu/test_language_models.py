@@ -316,7 +316,7 @@ def test_a_step_waits_once_for_the_gpu(tmp_path, open_model, graphs, sampling, w
 
 
 def test_nothing_is_captured_after_the_load(tmp_path, open_model, monkeypatch):
-    model = open_model(saved(tmp_path / "1"))
+    model = open_model(saved(tmp_path / "1"), cuda_graphs="true")
     shapes = decoding_of(model).shapes
     assert len(shapes) == 4 * 3
 
@@ -338,14 +338,14 @@ def test_a_model_that_cannot_be_captured_is_served_without_graphs(tmp_path, open
         return logits
 
     monkeypatch.setattr(Network, "forward", reads)
-    model = open_model(directory)
+    model = open_model(directory, cuda_graphs="true")
     assert decoding_of(model) is None
     assert "decodes without CUDA graphs" in caplog.text
     asked = prompts(4)
     assert_same_but_for_ties(generate(model, asked, 30), written_alone(directory, asked, 30))
     assert not DEVICE_LOCKS.of(cuda()).locked()
     monkeypatch.setattr(Network, "forward", forward)
-    other = open_model(directory, 2)
+    other = open_model(directory, 2, cuda_graphs="true")
     assert len(decoding_of(other).shapes) == 12
 
 
@@ -400,7 +400,7 @@ def test_what_a_version_took_goes_back_while_another_one_serves(tmp_path):
 
 def test_versions_serve_while_others_load_and_capture_and_go(tmp_path):
     directories = [saved(tmp_path / str(number), kind) for number, kind in enumerate(("llama", "gpt2"))]
-    models = [opened(directory, number + 1) for number, directory in enumerate(directories)]
+    models = [opened(directory, number + 1, cuda_graphs="true") for number, directory in enumerate(directories)]
     asked = prompts(6)
     wanted = [generate(model, asked, 40) for model in models]
     stop, wrong, rounds = threading.Event(), [0, 0], [0, 0]
@@ -415,7 +415,7 @@ def test_versions_serve_while_others_load_and_capture_and_go(tmp_path):
         thread.start()
     try:
         for version in range(3, 7):
-            other = opened(directories[version % 2], version)
+            other = opened(directories[version % 2], version, cuda_graphs="true")
             assert decoding_of(other) is not None
             assert others(generate(other, asked, 40), wanted[version % 2]) <= 1
             other.close()

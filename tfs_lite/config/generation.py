@@ -61,8 +61,9 @@ class GenerationSettings(Settings):
     packed_weights: Flag = True
     """Whether large linear layers are repacked at load on the CPU, by which steps take a half to a third of the time. A
     model whose output layer shares the weights of its input layer then holds them twice."""
-    cuda_graphs: Flag = False
-    """Whether steps that only decode are captured as CUDA graphs at load."""
+    cuda_graphs: Flag = True
+    """Whether steps that only decode are captured as CUDA graphs at load, on a GPU: a step of few texts then takes a
+    fifth of the time."""
     stream_idle_timeout: Seconds = 60.0
     """Seconds after which a stream of OpenAI's API is ended whose client reads nothing."""
 

@@ -17,8 +17,26 @@ from tfs_lite import __version__
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO|WARNING|ERROR) .+")
 
 
-def serve(*flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tfs_lite.cli.main", "serve", *flags]
+NOT_INSTALLED = """
+import importlib.metadata, sys
+
+known = importlib.metadata.version
+
+def version(name):
+    if name == "tfs-lite":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+
+importlib.metadata.version = version
+from tfs_lite.cli.main import main
+
+sys.exit(main())
+"""
+"""The command line of a source tree that is on the path and was never installed."""
+
+
+def serve(*flags: str, program: tuple[str, ...] = ("-m", "tfs_lite.cli.main")) -> subprocess.Popen[str]:
+    command = [sys.executable, *program, "serve", *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -44,10 +62,10 @@ def test_the_banner_says_what_is_served_and_where_and_an_interrupt_ends_it(tmp_p
 
 
 @pytest.mark.slow
-def test_with_json_the_banner_is_one_line_and_threads_of_torch_can_be_set(tmp_path: Path) -> None:
+def test_with_json_the_banner_is_one_line_and_threads_of_torch_can_be_set_and_a_tree_serves_uninstalled(tmp_path: Path) -> None:
     (grpc_port,) = free_ports(1)
     flags = (f"--port={grpc_port}", "--rest_api_port=0", "--log_level=error", "--tensorflow_session_parallelism=1")
-    with serve(f"--model_base_path={tmp_path}", "--json", *flags) as process:
+    with serve(f"--model_base_path={tmp_path}", "--json", *flags, program=("-c", NOT_INSTALLED)) as process:
         assert process.stdout is not None
         banner = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGTERM)

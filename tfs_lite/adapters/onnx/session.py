@@ -37,6 +37,7 @@ SAFE_ENTRIES = frozenset(
 )
 """Entries that name no file and load nothing; all others need trust."""
 MAX_MESSAGE = 600
+CUDA = "CUDAExecutionProvider"
 _ERRORS_ONLY = 3
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : (\w+) : ")
 _SOURCE = re.compile(r"/onnxruntime_src/\S+:\d+ ")
@@ -50,12 +51,14 @@ def open_session(path: str, request: OpenRequest, gpu_bytes: int) -> InferenceSe
 
     INVALID_ARGUMENT for a parameter of the config that makes no sense, PERMISSION_DENIED for one that needs trust;
     otherwise what onnxruntime says about the file: see :func:`load_error`."""
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession, get_available_providers
 
     options = _options(request, os.path.dirname(path))
     providers: list[Any] = ["CPUExecutionProvider"]
+    if request.on_gpu and CUDA not in get_available_providers():
+        raise _no_gpu()
     if request.on_gpu:
-        providers.insert(0, ("CUDAExecutionProvider", _cuda_options(request.device, gpu_bytes)))
+        providers.insert(0, (CUDA, _cuda_options(request.device, gpu_bytes)))
     try:
         session = InferenceSession(path, options, providers=providers)
     except ServingError:
@@ -63,12 +66,17 @@ def open_session(path: str, request: OpenRequest, gpu_bytes: int) -> InferenceSe
     except Exception as error:
         failure = load_error(error)
     else:
-        if request.on_gpu and "CUDAExecutionProvider" not in session.get_providers():
-            raise failed_precondition(
-                "onnxruntime has no GPU here and would run on the CPU: install onnxruntime-gpu in place of onnxruntime"
-            )
+        if request.on_gpu and CUDA not in session.get_providers():
+            raise _no_gpu()
         return session
     raise failure
+
+
+def _no_gpu() -> ServingError:
+    return failed_precondition(
+        "onnxruntime has no GPU here: install onnxruntime-gpu in place of onnxruntime, or have the model on the CPU by "
+        "instance_group { kind: KIND_CPU }"
+    )
 
 
 def is_mapped(parameters: Mapping[str, str]) -> bool:

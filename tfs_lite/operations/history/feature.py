@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any
 
+from tfs_lite import __version__
 from tfs_lite.adapters.memory import MemoryReturn
 from tfs_lite.core.history import Cause, Origin
 from tfs_lite.core.loader import Loader
@@ -65,7 +65,7 @@ class LifecycleHistory(Feature):
         return {"memory": [found.as_json() for found in self.memory(name) if version in (None, found.version)]}
 
     def start(self) -> None:
-        self._recorder.started({"version": version_of("tfs-lite"), "pid": os.getpid()})
+        self._recorder.started({"version": __version__, "pid": os.getpid()})
         self._memory.start()
 
     def stopping(self) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from importlib.metadata import version as version_of
 
+from tfs_lite import __version__
 from tfs_lite.adapters.device import uses_gpu
 from tfs_lite.config.model_export import config_message
 from tfs_lite.core.handle import ServableHandle
@@ -95,7 +95,7 @@ class V2Control:
     def server_metadata(self) -> Message:
         """A ServerMetadataResponse."""
         extensions = EXTENSIONS + self.memory.extensions
-        return v2.ServerMetadataResponse(name=NAME, version=version_of("tfs-lite"), extensions=extensions)
+        return v2.ServerMetadataResponse(name=NAME, version=__version__, extensions=extensions)
 
     # Models.
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,15 @@ def test_weights_that_stay_mapped_need_a_process_and_answer_as_loaded_ones(with_
     model = open_in_process(request)
     assert model.run("", {"x": np.zeros((1, 2), np.float32)}, ())["y"].tolist() == [[1.0, 2.0]]
     model.close()
+
+
+def test_model_on_a_gpu_that_onnxruntime_does_not_know_says_what_to_install(write, request_for):
+    request = replace(request_for(write()), device="cuda:0")
+    with pytest.raises(NeedsProcess, match="GPU"):
+        open_onnx(request)
+    with pytest.raises(ServingError, match="install onnxruntime-gpu .* or have the model on the CPU") as error:
+        open_in_process(request)
+    assert error.value.code is StatusCode.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize(
