@@ -2,10 +2,10 @@
 
 torch's own reader copies a member inside one call that keeps Python's global lock: 200 MB of weights are a fifth of a
 second in which no request of any model is answered. This one reads in pieces, which releases the lock, into one mapping
-of the version's own. Dropping the tensors returns it to the system, or keeps it for the next version, while freed
-pieces of the heap would stay with the process. Huge pages are not asked for: a virtual machine whose host takes back what is free stands still for
-milliseconds while it gets one. The file itself is not mapped: a mapped file that is truncated in place ends the process
-that reads it.
+of the version's own. Dropping the tensors returns it to the system, or keeps it for the next version,
+while freed pieces of the heap would stay with the process. Huge pages are not asked for: a virtual machine whose host
+takes back what is free stands still for milliseconds while it gets one. The file itself is not mapped: a mapped file
+that is truncated in place ends the process that reads it.
 """
 
 from __future__ import annotations

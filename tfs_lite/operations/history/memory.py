@@ -180,7 +180,8 @@ def _difference(first: Moment | None, second: Moment | None, device: str) -> int
 
 
 def read_moment() -> Moment:
-    """Reads what this process holds now, without memory that is kept for the next weights. It takes some ten microseconds, and one call of the driver per GPU in use."""
+    """Reads what this process holds now, without the memory that is kept for the next weights. It takes some ten
+    microseconds, and one call of the driver per GPU in use."""
     return Moment(max(0, (resident_memory("self") or 0) - SPARE.nbytes), gpu_use())
 
 
