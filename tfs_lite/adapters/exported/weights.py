@@ -35,7 +35,7 @@ def read_members(archive: Archive, members: Collection[str]) -> dict[str, memory
     for member in members:
         places[member] = size
         size += -(-archive.size(member) // _ALIGNMENT) * _ALIGNMENT
-    view, found, yielder = memoryview(SPARE.map(max(size, 1))), dict[str, memoryview](), Yielder()
+    view, found, yielder = SPARE.map(max(size, 1)).data, dict[str, memoryview](), Yielder()
     for member, place in places.items():
         found[member] = view[place : place + archive.size(member)]
         archive.read_into(member, found[member], yielder)
