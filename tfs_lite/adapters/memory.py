@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from tfs_lite.adapters.cuda.memory import empty_caches
+from tfs_lite.adapters.spare import MOST_BYTES, SPARE
 from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
@@ -35,6 +36,8 @@ MANY_MODULES = 200
 """Modules of Python."""
 COLLECT_SHARE = 0.05
 """The largest share of the time that collections may take which nobody waits for."""
+SPARE_SECONDS = 3.0
+"""How long memory of dropped weights is kept from the last time that any was used again."""
 logger = logging.getLogger(__name__)
 
 
@@ -170,10 +173,32 @@ class MemoryReturn:
         self._pause = COLLECT_PAUSE
         self._closed = False
         self._wanted = threading.Event()
-        self._thread = PeriodicThread("tfs-memory", self._collect_if_wanted, None)
+        self._spare_due: Timer | None = None
+        self._unused = threading.Event()
+        self._thread = PeriodicThread("tfs-memory", self._do_wanted, None)
 
     def start(self) -> None:
+        SPARE.keep(MOST_BYTES)
         self._thread.start()
+
+    def return_spare(self) -> None:
+        """Called after each load and unload: gives back the memory that is kept for weights, some seconds after the
+        last use."""
+        if not SPARE.nbytes:
+            return
+        with self._lock:
+            if self._spare_due is None and not self._closed:
+                changes = SPARE.changes
+                self._spare_due = self._clock.call_later(SPARE_SECONDS, lambda: self._wake_for_spare(changes))
+
+    def _wake_for_spare(self, changes: int) -> None:
+        with self._lock:
+            self._spare_due = None
+        if changes != SPARE.changes:
+            self.return_spare()
+            return
+        self._unused.set()
+        self._thread.wake()
 
     def return_free(self) -> None:
         """Gives free memory back to the system, and collects nothing."""
@@ -222,16 +247,21 @@ class MemoryReturn:
         """Ends all collections: the process ends."""
         with self._lock:
             self._closed = True
-            due, self._due = self._due, None
-        if due is not None:
+            timers, self._due, self._spare_due = (self._due, self._spare_due), None, None
+        for due in filter(None, timers):
             due.cancel()
         self._thread.stop()
+        SPARE.keep(0)
+        SPARE.clear()
 
     def _wake(self) -> None:
         self._wanted.set()
         self._thread.wake()
 
-    def _collect_if_wanted(self) -> None:
+    def _do_wanted(self) -> None:
+        if self._unused.is_set():
+            self._unused.clear()
+            SPARE.clear()
         if self._wanted.is_set():
             self._wanted.clear()
             self.collect()

@@ -10,8 +10,10 @@ builtin containers. Texts that are not evaluated (stack traces, guards) may be a
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +25,18 @@ from tfs_lite.adapters.exported.operators import HIGHER_ORDER, SIZE_FUNCTIONS
 from tfs_lite.adapters.inspect.archive import FRAME, Archive, check_members, damaged, open_archive, unsafe
 from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.status import failed_precondition
+from tfs_lite.transport.remembered import Remembered
 
 MAX_DEPTH = 200
 COMPILED = "data/aotinductor/"
 WEIGHTS, CONSTANTS = "data/weights/", "data/constants/"
 SAMPLES = "data/sample_inputs/model.pt"
 PROGRAM = "models/model.json"
+MOST_HARMLESS = 256
+_HARMLESS = Remembered[bytes, bool](MOST_HARMLESS)
+"""The SHA-256 of programs that have passed the check: the next version of a model mostly has other weights alone."""
+_lock = threading.Lock()
+"""Guards additions."""
 _CONFIGS = {WEIGHTS: "model_weights_config.json", CONSTANTS: "model_constants_config.json"}
 _VERSION = "0"
 _OLD_PROGRAM = re.compile(r"(.*/)?serialized_(exported_program\.json|state_dict\.pt)")
@@ -114,12 +122,15 @@ def inspect_exported(path: str, name: str, trusted: bool) -> None:
 
 
 def read_program(text: bytes, name: str, trusted: bool) -> Mapping[str, Any]:
-    """Reads ``models/model.json``. DATA_LOSS if it cannot be read, PERMISSION_DENIED if it could run code."""
+    """Reads ``models/model.json``; a text that has passed its check is not checked again. DATA_LOSS if it cannot be
+    read, PERMISSION_DENIED if it could run code."""
     document = _parse(text, name)
     if not isinstance(document, dict) or not isinstance(document.get("graph_module"), dict):
         raise damaged(f"{name} holds no exported program")
-    if not trusted:
+    if not trusted and (digest := hashlib.sha256(text).digest()) not in _HARMLESS:
         _Check(name).program(document)
+        with _lock:
+            _HARMLESS.add(digest, True)
     return document
 
 

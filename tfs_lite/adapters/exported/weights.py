@@ -2,15 +2,14 @@
 
 torch's own reader copies a member inside one call that keeps Python's global lock: 200 MB of weights are a fifth of a
 second in which no request of any model is answered. This one reads in pieces, which releases the lock, into one mapping
-of the version's own. Dropping the tensors returns it to the system at once, while freed pieces of the heap would stay
-with the process. Huge pages are not asked for: a virtual machine whose host takes back what is free stands still for
-milliseconds while it gets one. The file itself is not mapped: a mapped file that is truncated in place ends the process
-that reads it.
+of the version's own. Dropping the tensors returns it to the system, or keeps it for the next version,
+while freed pieces of the heap would stay with the process. Huge pages are not asked for: a virtual machine whose host
+takes back what is free stands still for milliseconds while it gets one. The file itself is not mapped: a mapped file
+that is truncated in place ends the process that reads it.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from tfs_lite.adapters.exported.arguments import DTYPES
 from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, ProgramDocument
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.inspect.archive import Archive, damaged
+from tfs_lite.adapters.spare import SPARE
 from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.loader import LoadPhase
 
@@ -30,13 +30,12 @@ _ALIGNMENT = 64
 
 def read_members(archive: Archive, members: Collection[str]) -> dict[str, memoryview]:
     """The bytes of members in memory that may be written to, one mapping for all of them: it is given back when the
-    last of them is dropped. DATA_LOSS if one is missing or damaged."""
+    last of them is dropped, or kept. DATA_LOSS if one is missing or damaged."""
     places, size = dict[str, int](), 0
     for member in members:
         places[member] = size
         size += -(-archive.size(member) // _ALIGNMENT) * _ALIGNMENT
-    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    view, found, yielder = memoryview(memory), dict[str, memoryview](), Yielder()
+    view, found, yielder = SPARE.map(max(size, 1)).data, dict[str, memoryview](), Yielder()
     for member, place in places.items():
         found[member] = view[place : place + archive.size(member)]
         archive.read_into(member, found[member], yielder)

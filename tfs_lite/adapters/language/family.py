@@ -48,7 +48,8 @@ def load_library() -> Any:
     library_logging.disable_progress_bar()
     library_logging.disable_default_handler()
     library_logging.enable_propagation()
-    library_logging.set_verbosity_error()
+    if library_logging.get_verbosity() != library_logging.ERROR:  # to set it makes every logger forget its level
+        library_logging.set_verbosity_error()
     return transformers
 
 

@@ -19,6 +19,7 @@ import torch
 
 from tfs_lite.adapters.failures import out_of_memory, sentence, story
 from tfs_lite.adapters.inspect.archive import changed_meanwhile, damaged
+from tfs_lite.adapters.language.architectures import Architectures, NetworkPlan, description, plan_of
 from tfs_lite.adapters.language.family import network_class
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, shown, weight_files
 from tfs_lite.adapters.opening import VersionFiles
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 _PIECE = 1 << 18
 """Numbers that are looked at in one piece."""
 Report = Mapping[str, Collection[Any]]
+_CLEAN: Report = {"mismatched_keys": (), "missing_keys": (), "error_msgs": ()}
+_Made = tuple["PreTrainedModel", Report, Mapping[str, int]]
 logger = logging.getLogger(__name__)
+_PLANS = Architectures[tuple[NetworkPlan, Collection[str]]]()
+"""The networks that were made of the same config and tensors, and the tensors that have no place in them."""
 _transformers_lock = threading.Lock()
 """Held while transformers makes a network: it patches functions of its own and of torch for the whole process, and two
 threads at once would not restore them."""
@@ -79,19 +84,43 @@ def load_network(
     own = config if made.config_class in (None, type(config)) else config.get_text_config()
     meter = meter or LoadMeter()
     meter.begin(LoadPhase.READING, sum(header.nbytes for header in headers.values()))
-    found = _load_weights(_with_dtype(made, dtype), own, files, headers, meter, arguments)
+    key = description(made, own, dtype, arguments, [(name, each.dtype, each.shape) for name, each in headers.items()])
+    known = _PLANS.find(key)
+    if known is None:
+        found = _load_weights(_with_dtype(made, dtype), own, files, headers, meter, arguments)
+    else:
+        found = _copied(*known, files, headers, meter)
     if isinstance(found, ServingError):
         raise found
-    module, report = found
+    module, report, places = found
     _check_report(report, headers)
     meter.begin(LoadPhase.OPENING)
     module.__class__ = made
     module.config.dtype = dtype
+    if known is None and (plan := plan_of(module, headers, places)) is not None:
+        _PLANS.add(key, (plan, report["unexpected_keys"]))
     _check_numbers(module)
     torch.nn.Module.to(module, device)
     module.requires_grad_(False)
     module.train(False)
     return module
+
+
+def _copied(
+    plan: NetworkPlan,
+    unexpected: Collection[str],
+    files: VersionFiles,
+    headers: Mapping[str, WeightHeader],
+    meter: LoadMeter,
+) -> _Made | ServingError:
+    """As :func:`_load_weights`, of a network that is known."""
+    failures = list[ServingError]()
+    with ExitStack() as stack:
+        tensors = _tensors(files, headers, meter, failures, stack, {})
+        try:
+            return plan.network(lambda name: tensors[name][...]), {**_CLEAN, "unexpected_keys": unexpected}, {}
+        except ServingError:
+            return failures[0]
 
 
 def _load_weights(
@@ -101,12 +130,12 @@ def _load_weights(
     headers: Mapping[str, WeightHeader],
     meter: LoadMeter,
     arguments: Mapping[str, object],
-) -> tuple[PreTrainedModel, Report] | ServingError:
-    """The module, and a report of tensors that do not fit. An error is returned and not raised, because its traceback
-    would keep the weights in memory."""
-    failures = list[ServingError]()
+) -> _Made | ServingError:
+    """The module, a report of tensors that do not fit, and the addresses at which tensors were read. An error is
+    returned and not raised, because its traceback would keep the weights in memory."""
+    failures, places = list[ServingError](), dict[str, int]()
     with ExitStack() as stack, _transformers_lock:
-        tensors = _tensors(files, headers, meter, failures, stack)
+        tensors = _tensors(files, headers, meter, failures, stack, places)
         try:
             module, report = made.from_pretrained(
                 None,
@@ -126,7 +155,7 @@ def _load_weights(
                 failures.append(
                     failed_precondition(f"{CONFIG} and the weights make no {made.__name__}: {sentence(error)}")
                 )
-    return failures[0] if failures else (module, report)
+    return failures[0] if failures else (module, report, places)
 
 
 def attention_of(config: PreTrainedConfig) -> str | None:
@@ -175,10 +204,12 @@ class _Stored:
 
     transformers swallows errors, so the ServingError of a read also goes to ``failures``."""
 
-    def __init__(self, file: WeightFile, name: str, failures: list[ServingError]) -> None:
+    def __init__(self, file: WeightFile, name: str, failures: list[ServingError], places: dict[str, int]) -> None:
+        """``places`` gets the address of what is read."""
         self._file = file
         self._name = name
         self._failures = failures
+        self._places = places
 
     def get_shape(self) -> list[int]:
         return list(self._file.headers[self._name].shape)
@@ -188,10 +219,12 @@ class _Stored:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         try:
-            return self._file.read(self._name)[index]
+            found: torch.Tensor = self._file.read(self._name)[index]
         except ServingError as error:
             self._failures.append(ServingError(error.code, error.status.message))
             raise
+        self._places[self._name] = found.data_ptr()
+        return found
 
 
 def _tensors(
@@ -200,6 +233,7 @@ def _tensors(
     meter: LoadMeter,
     failures: list[ServingError],
     stack: ExitStack,
+    places: dict[str, int],
 ) -> dict[str, _Stored]:
     """Yields the tensors by name. The files stay open as long as the stack. UNAVAILABLE if they have become other ones
     than those of the ``headers``."""
@@ -209,7 +243,7 @@ def _tensors(
     }
     if headers != {name: header for file in opened.values() for name, header in file.headers.items()}:
         raise changed_meanwhile(shown(opened))
-    return {name: _Stored(opened[header.file], name, failures) for name, header in headers.items()}
+    return {name: _Stored(opened[header.file], name, failures, places) for name, header in headers.items()}
 
 
 def _check_report(report: Report, headers: Mapping[str, WeightHeader]) -> None:

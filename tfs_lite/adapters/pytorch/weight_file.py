@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import struct
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 
 from tfs_lite.adapters.inspect.archive import changed_meanwhile, damaged
+from tfs_lite.adapters.spare import SPARE
 from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.status import ServingError, StatusCode
@@ -162,12 +162,11 @@ def open_weights(directory: str, name: str, meter: LoadMeter | None = None) -> I
 
 
 def _empty(header: WeightHeader) -> torch.Tensor:
-    """A large tensor has a mapping of its own, which is given back when it is dropped. Freed pieces of the heap, of
-    which each thread that reads has one, would stay with the process."""
+    """A large tensor has a mapping of its own, which is given back, or kept for the next, when it is dropped. Freed
+    pieces of the heap, of which each thread that reads has one, would stay with the process."""
     if header.nbytes < _OWN_MAPPING:
         return torch.empty(header.shape, dtype=header.torch_dtype)
-    memory = mmap.mmap(-1, header.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=header.torch_dtype).view(header.shape)
+    return torch.frombuffer(SPARE.map(header.nbytes), dtype=header.torch_dtype).view(header.shape)
 
 
 def _read_headers(descriptor: int, name: str) -> dict[str, WeightHeader]:

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeGuard
 from tfs_lite.adapters.device import gpu_use
 from tfs_lite.adapters.measured import Measured, total
 from tfs_lite.adapters.opening import OpenedModel
+from tfs_lite.adapters.spare import SPARE
 from tfs_lite.core.loader import Loader, LoaderAround
 from tfs_lite.core.model import Model
 from tfs_lite.core.resources import MAIN
@@ -179,8 +180,9 @@ def _difference(first: Moment | None, second: Moment | None, device: str) -> int
 
 
 def read_moment() -> Moment:
-    """Reads what this process holds now. It takes some ten microseconds, and one call of the driver per GPU in use."""
-    return Moment(resident_memory("self") or 0, gpu_use())
+    """Reads what this process holds now, without the memory that is kept for the next weights. It takes some ten
+    microseconds, and one call of the driver per GPU in use."""
+    return Moment(max(0, (resident_memory("self") or 0) - SPARE.nbytes), gpu_use())
 
 
 def resident_memory(pid: int | str) -> int | None:
@@ -232,6 +234,8 @@ class GivesBack(Protocol):
 
     def return_free(self) -> None: ...
 
+    def return_spare(self) -> None: ...
+
     def exempted(self) -> int: ...
 
     def collect(self) -> None: ...
@@ -276,6 +280,8 @@ class MemoryAccounts:
         finally:
             if account.loaded is None:
                 self._give_back_failed(account)
+            if self._memory is not None:
+                self._memory.return_spare()
             with self._lock:
                 self._under_way.discard(account)
                 if account.loaded is None:
@@ -299,6 +305,8 @@ class MemoryAccounts:
             yield
         finally:
             self._give_back(account)
+            if self._memory is not None:
+                self._memory.return_spare()
             with self._lock:
                 self._under_way.discard(account)
                 self._keep_latest(servable_id.name)

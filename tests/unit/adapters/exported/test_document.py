@@ -4,8 +4,10 @@ import zipfile
 import pytest
 
 from tests.support.errors import refusal
+from tfs_lite.adapters.exported import document
 from tfs_lite.adapters.exported.document import check_payloads, read_program
 from tfs_lite.core.status import StatusCode
+from tfs_lite.transport.remembered import Remembered
 
 
 @pytest.fixture
@@ -207,3 +209,25 @@ def test_weights_stored_otherwise_are_unsafe(text):
 )
 def test_list_of_weights_that_does_not_fit_is_damage(text):
     refusal(check_payloads, text, "model.pt2", "weight_", {"weight_0": 0}, code=StatusCode.DATA_LOSS)
+
+
+def test_program_that_passed_is_not_checked_again_and_every_other_one_is(program, monkeypatch):
+    checked = []
+    whole = document._Check.program
+
+    def note(self, found):
+        checked.append(found)
+        whole(self, found)
+
+    monkeypatch.setattr(document._Check, "program", note)
+    monkeypatch.setattr(document, "_HARMLESS", Remembered(2))
+    text = json.dumps(program).encode()
+    assert read_program(text, "a", False) == read_program(text, "b", False) == program
+    assert len(checked) == 1
+    rename_value(program)
+    tampered = json.dumps(program).encode()
+    for _ in range(2):  # what is refused is not remembered
+        assert "has a value called" in refusal(read_program, tampered, "m", False, code=StatusCode.PERMISSION_DENIED)
+    assert len(checked) == 3
+    assert read_program(tampered, "m", True) == program
+    refusal(read_program, tampered, "m", False, code=StatusCode.PERMISSION_DENIED)

@@ -13,9 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.errors import refusal
 from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.language import weights
+from tfs_lite.adapters.language.architectures import Architectures
 from tfs_lite.adapters.language.family import load_library, network_config
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, WEIGHTS
 from tfs_lite.adapters.language.weights import load_network, read_headers
+from tfs_lite.adapters.pytorch.weight_file import WeightFile
 from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.status import StatusCode
 
@@ -305,3 +308,112 @@ def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     saved(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     assert "pip install 'tfs-lite[generate]'" in refused(StatusCode.UNIMPLEMENTED, tmp_path)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The names of networks that transformers has made; none is known yet."""
+    found = list[str]()
+    whole = load_library().PreTrainedModel.from_pretrained.__func__
+
+    def note(cls, *args, **kwargs):
+        found.append(cls.__name__)
+        return whole(cls, *args, **kwargs)
+
+    monkeypatch.setattr(load_library().PreTrainedModel, "from_pretrained", classmethod(note))
+    monkeypatch.setattr(weights, "_PLANS", Architectures())
+    return found
+
+
+def next_version(directory, model):
+    """The model with other weights, as another version."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize(("kind", "makes"), [("llama", 1), ("gpt2", 1), ("qwen2_moe", 2)])
+def test_later_version_of_a_network_has_its_own_weights_and_nothing_of_the_first(tmp_path, made, kind, makes):
+    model = saved(tmp_path / "1", kind)
+    first, before = load(tmp_path / "1"), logits(model)
+    next_version(tmp_path / "2", model)
+    second, expected = load(tmp_path / "2"), logits(model)
+    assert len(made) == makes  # of experts, the library joins tensors
+    assert torch.equal(logits(second), expected)
+    assert torch.equal(logits(first), before)
+    assert {name: value.tolist() for name, value in second.state_dict().items()} == {
+        name: value.tolist() for name, value in model.state_dict().items()
+    }
+    assert not {id(part) for part in first.modules()} & {id(part) for part in second.modules()}
+    assert first.config is not second.config
+    held = [{value.data_ptr() for value in [*each.parameters(), *each.buffers()]} for each in (first, second)]
+    assert not held[0] & held[1]
+    assert not second.training
+    assert not any(parameter.requires_grad for parameter in second.parameters())
+    assert type(second) is type(first)
+
+
+def test_tied_weights_of_a_later_version_stay_one_tensor(tmp_path, made):
+    model = saved(tmp_path / "1", "gpt2")
+    load(tmp_path / "1")
+    next_version(tmp_path / "2", model)
+    found = load(tmp_path / "2")
+    assert made == ["GPT2LMHeadModel"]
+    assert found.lm_head.weight is found.transformer.wte.weight
+
+
+@pytest.mark.parametrize("changed", ["config", "shape", "missing", "dtype"])
+def test_version_that_differs_in_more_than_its_weights_is_made_anew(tmp_path, made, changed):
+    saved(tmp_path)
+    load(tmp_path)
+    if changed == "config":
+        change(tmp_path, rms_norm_eps=0.5)
+        load(tmp_path)
+    elif changed == "dtype":
+        assert load(tmp_path, torch.bfloat16).dtype is torch.bfloat16
+    else:
+        rewrite(
+            tmp_path,
+            lambda tensors: tensors.pop(NORM) if changed == "missing" else tensors.update({NORM: torch.ones(3)}),
+        )
+        refused(StatusCode.FAILED_PRECONDITION, tmp_path)
+    assert len(made) == 2
+
+
+def test_later_version_with_numbers_that_are_not_finite_is_refused(tmp_path, made):
+    saved(tmp_path)
+    load(tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors[NORM].fill_(float("nan")))
+    assert "not finite, in " + NORM in refused(StatusCode.DATA_LOSS, tmp_path)
+    assert len(made) == 1
+
+
+def test_later_version_whose_file_becomes_shorter_is_refused(tmp_path, made, monkeypatch):
+    saved(tmp_path)
+    load(tmp_path)
+    read = WeightFile.read
+
+    def cut(self, name):
+        os.truncate(tmp_path / WEIGHTS, 100_000 if name == "model.embed_tokens.weight" else 1000)
+        return read(self, name)
+
+    monkeypatch.setattr(WeightFile, "read", cut)
+    assert "shorter" in refused(StatusCode.UNAVAILABLE, tmp_path)
+    assert len(made) == 1
+
+
+def test_network_with_functions_that_may_hold_its_parts_is_not_kept(tmp_path, made, monkeypatch):
+    model = saved(tmp_path / "1")
+    of_library = type(model).__init__
+
+    def with_closure(self, config):
+        of_library(self, config)
+        self.model.scale = lambda: self.model.norm.weight
+
+    monkeypatch.setattr(type(model), "__init__", with_closure)
+    load(tmp_path / "1")
+    found = load(tmp_path / "1")
+    assert found.model.scale() is found.model.norm.weight
+    assert len(made) == 2

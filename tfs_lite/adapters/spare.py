@@ -1,0 +1,96 @@
+"""Memory of weights that nobody uses any more, for the weights that are read next.
+
+A push reads weights into as much memory as the unload after it gives back. New pages cost more than the bytes that are
+copied into them: the system clears each one, and stops the thread for it. So the mappings of dropped weights are kept
+for a moment. They are marked as free (``MADV_FREE``): the system takes their pages back as soon as it needs memory, and
+counts them as memory that it can have.
+
+    SPARE.map(nbytes)  ->  weights  ->  the last of them is dropped  ->  kept  ->  SPARE.map(nbytes), or SPARE.clear()
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+
+import numpy as np
+
+from tfs_lite.adapters.yielding import Yielder
+from tfs_lite.protocols.dtypes import Array
+
+MOST_BYTES = 512 << 20
+"""Bytes that a server keeps."""
+_FREE: int | None = getattr(mmap, "MADV_FREE", None)
+
+
+class SparePages:
+    """Keeps at most so many bytes; none until :meth:`keep` says how many. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the fields below; short, and never waited for by what a collection runs
+        self._most = 0
+        self._kept: dict[int, list[mmap.mmap]] = {}
+        self._bytes = 0
+        self._changes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept now; the process holds them, unless the system has taken them."""
+        return self._bytes
+
+    @property
+    def changes(self) -> int:
+        """How often a mapping was kept or used again."""
+        return self._changes
+
+    def keep(self, most: int) -> None:
+        """Keeps at most so many bytes from now on."""
+        with self._lock:
+            self._most = most if _FREE is not None else 0
+
+    def map(self, nbytes: int) -> Array:
+        """``uint8[nbytes]`` in a mapping of its own, at least 1 byte, of any content. With its last reference it is
+        given back, or kept."""
+        with self._lock:
+            same = self._kept.get(nbytes)
+            memory = same.pop() if same else None
+            if memory is not None:
+                self._bytes -= nbytes
+                self._changes += 1
+        if memory is None:
+            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        array: Array = np.frombuffer(memory, np.uint8)
+        if self._most:
+            weakref.finalize(array, self._dropped, memory).atexit = False
+        return array
+
+    def clear(self) -> None:
+        """Gives back all that is kept. Other threads run in between."""
+        give_way = Yielder()
+        with self._lock:
+            kept, self._kept, self._bytes = self._kept, {}, 0
+        for same in kept.values():
+            while same:
+                same.pop()
+                give_way()
+
+    def _dropped(self, memory: mmap.mmap) -> None:
+        """Runs wherever the last reference goes, also in a garbage collection in the middle of another method: if the
+        lock is taken, the mapping is given back."""
+        if _FREE is None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._bytes + len(memory) <= self._most:
+                memory.madvise(_FREE)
+                self._kept.setdefault(len(memory), []).append(memory)
+                self._bytes += len(memory)
+                self._changes += 1
+        except OSError:
+            pass  # not for this mapping: it is given back
+        finally:
+            self._lock.release()
+
+
+SPARE = SparePages()
+"""Those of this process."""
