@@ -48,6 +48,7 @@ from tfs_lite.adapters.python.imports import importing_in_turns
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
+from tfs_lite.adapters.yielding import giving_way
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.generation import LanguageModel
@@ -164,7 +165,7 @@ class ArtifactLoader(Loader):
     def load(self, servable_id: ServableId) -> None:
         self._meter = LoadMeter()
         try:
-            with importing_in_turns():
+            with giving_way(), importing_in_turns():
                 self._load(servable_id, self._meter)
         finally:
             self._meter = None
@@ -187,7 +188,7 @@ class ArtifactLoader(Loader):
         if servable is None or opened is None or not differ_in_instances_only(opened.request.settings, settings):
             return False
         try:
-            with importing_in_turns():
+            with giving_way(), importing_in_turns():
                 return self._resize(servable, opened, replace(opened.request, settings=settings))
         except BaseException as error:
             failure = load_failure(opened.request.id, error)

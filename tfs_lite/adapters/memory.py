@@ -13,7 +13,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -34,6 +36,13 @@ COLLECT_PAUSE = 1.0
 """Seconds from the moment when they have until it happens."""
 MANY_MODULES = 200
 """Modules of Python."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""What ``mallopt`` sets: from how many free bytes on the end of a heap is given back, and from how many bytes on a
+block has a mapping of its own."""
+LARGE_BLOCK_BYTES = 128 << 10
+"""As glibc begins with; it grows with each large block that is freed."""
+HEAP_BLOCK_BYTES = 32 << 20
+"""The most that it grows to."""
 COLLECT_SHARE = 0.05
 """The largest share of the time that collections may take which nobody waits for."""
 SPARE_SECONDS = 3.0
@@ -273,6 +282,35 @@ def trim_heap() -> None:
         _malloc_trim(0)
 
 
+class _Apart:
+    lock = threading.Lock()  # guards the field below
+    inside = 0
+
+
+@contextmanager
+def large_blocks_apart() -> Iterator[None]:
+    """While any thread is inside, blocks of :data:`LARGE_BLOCK_BYTES` and more that any thread allocates have mappings
+    of their own, for what is kept for long. In a heap they would be given back by :func:`trim_heap` all at once: for
+    half a gigabyte it keeps the heap, which several threads share, for 30 ms. Afterwards blocks of up to
+    :data:`HEAP_BLOCK_BYTES` lie in a heap, as what requests need for a moment should."""
+    with _Apart.lock:
+        _Apart.inside += 1
+        _set_large_block(LARGE_BLOCK_BYTES)
+    try:
+        yield
+    finally:
+        with _Apart.lock:
+            _Apart.inside -= 1
+            if not _Apart.inside:
+                _set_large_block(HEAP_BLOCK_BYTES)
+
+
+def _set_large_block(least: int) -> None:
+    if _mallopt is not None:
+        _mallopt(_M_MMAP_THRESHOLD, least)
+        _mallopt(_M_TRIM_THRESHOLD, 2 * HEAP_BLOCK_BYTES)
+
+
 def freeze_gc() -> None:
     """Exempts everything that exists now from garbage collection. Call it once, before serving.
 
@@ -286,18 +324,19 @@ def freeze_gc() -> None:
     gc.set_threshold(YOUNG, 10, 10)
 
 
-def _find_malloc_trim() -> Callable[[int], int] | None:
-    """Finds glibc's ``malloc_trim``, without which it keeps freed memory; None with other C libraries."""
+def _of_glibc(name: str, *arguments: type[Any]) -> Callable[..., int] | None:
+    """A function of glibc; None with other C libraries."""
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        function = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError, TypeError):
         return None
-    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
-    found: Callable[[int], int] = trim
+    function.argtypes, function.restype = arguments, ctypes.c_int
+    found: Callable[..., int] = function
     return found
 
 
-_malloc_trim = _find_malloc_trim()
+_malloc_trim = _of_glibc("malloc_trim", ctypes.c_size_t)
+_mallopt = _of_glibc("mallopt", ctypes.c_int, ctypes.c_int)
 
 
 def drop_file_caches(directory: str) -> None:

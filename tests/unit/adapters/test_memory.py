@@ -5,6 +5,7 @@ import weakref
 
 import torch
 
+from tests.support.heap import mapped_bytes
 from tests.support.servers.process import wait_until
 from tfs_lite.adapters import memory
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation, main_ram
@@ -171,3 +172,19 @@ def test_nothing_is_collected_at_the_end():
     found.memory.collect()
     found.clock.advance(10 * memory.COLLECT_PAUSE)
     assert found.count == 0
+
+
+def mapped_by_a_block():
+    memory.trim_heap()  # a large block that is free in a heap would be used again
+    before = mapped_bytes()
+    block = torch.empty(24 << 20, dtype=torch.uint8)
+    return mapped_bytes() - before >= block.nbytes
+
+
+def test_large_blocks_have_mappings_of_their_own_until_the_last_thread_is_done():
+    """Afterwards they lie in a heap, where requests find them without a fault of a page."""
+    with memory.large_blocks_apart():
+        with memory.large_blocks_apart():
+            pass
+        assert mapped_by_a_block()
+    assert not mapped_by_a_block()

@@ -1,7 +1,11 @@
 """The clock is replaced: what counts is when the lock is given away, not how long that takes."""
 
+import sys
+
+import pytest
+
 from tfs_lite.adapters import yielding
-from tfs_lite.adapters.yielding import INTERVAL_SECONDS, PAUSE_SECONDS, Yielder
+from tfs_lite.adapters.yielding import INTERVAL_SECONDS, PAUSE_SECONDS, SWITCH_SECONDS, Yielder, giving_way
 
 
 def test_the_lock_is_given_away_about_once_an_interval(monkeypatch):
@@ -14,3 +18,22 @@ def test_the_lock_is_given_away_about_once_an_interval(monkeypatch):
         yielder()
     assert 8 <= len(pauses) <= 10
     assert set(pauses) == {PAUSE_SECONDS}
+
+
+def test_the_lock_is_asked_for_a_hundred_times_as_often_until_the_last_thread_is_done():
+    before = sys.getswitchinterval()
+    with giving_way():
+        with pytest.raises(OSError, match="gone"), giving_way():
+            raise OSError("gone")
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+    assert before == sys.getswitchinterval() >= 100 * SWITCH_SECONDS
+
+
+def test_an_interval_that_is_shorter_already_stays():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS / 10)
+    try:
+        with giving_way():
+            assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS / 10)
+    finally:
+        sys.setswitchinterval(before)

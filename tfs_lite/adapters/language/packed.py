@@ -16,6 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from tfs_lite.adapters.memory import large_blocks_apart
+
 WORTH_PACKING = 1 << 16
 """Weights of a layer: below it a call costs more than it saves."""
 DTYPES = (torch.float32, torch.bfloat16)
@@ -52,12 +54,13 @@ def pack(module: nn.Module) -> int:
     if not found or not _works(found[0][2].dtype):
         return 0
     total = 0
-    while found:
-        parent, name, weight, bias = found.pop()
-        packed = PackedLinear(weight, bias)
-        del weight  # with the layer, it is gone: there are never two copies of more than one
-        setattr(parent, name, packed)
-        total += packed.nbytes
+    with large_blocks_apart():
+        while found:
+            parent, name, weight, bias = found.pop()
+            packed = PackedLinear(weight, bias)
+            del weight  # with the layer, it is gone: there are never two copies of more than one
+            setattr(parent, name, packed)
+            total += packed.nbytes
     return total
 
 

@@ -30,11 +30,14 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
+from tfs_lite.adapters.yielding import switch_interval
+
 MAX_WAIT = 60.0
 """Seconds that other loads wait for the import of one; then they import at the same time."""
 SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval during a turn. An import is thousands of short pieces of Python: with the ordinary
-5 ms, each request that comes meanwhile waits that long whenever it needs the interpreter lock."""
+5 ms, each request that comes meanwhile waits that long whenever it needs the interpreter lock. An import never releases
+it, so that a still shorter interval would only take it away from a request again, before it is done."""
 
 
 class _Loader(SourceFileLoader):
@@ -86,7 +89,6 @@ class Turns:
         self._holder: int | None = None
         self._depth = 0
         self._since = 0.0
-        self._ordinary = 0.0  # the switch interval outside of turns, in seconds
 
     def __enter__(self) -> None:
         me = threading.get_ident()
@@ -95,8 +97,7 @@ class Turns:
                 return
             if self._holder is None:
                 self._holder, self._since = me, time.monotonic()
-                self._ordinary = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._ordinary, SWITCH_SECONDS))
+                switch_interval.ask(SWITCH_SECONDS)
             self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -106,7 +107,7 @@ class Turns:
             self._depth -= 1
             if not self._depth:
                 self._holder = None
-                sys.setswitchinterval(self._ordinary)
+                switch_interval.withdraw(SWITCH_SECONDS)
                 self._changed.notify_all()
 
     def _wait(self) -> bool:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.heap import mapped_bytes
 from tfs_lite.adapters.language import packed
 from tfs_lite.adapters.language.packed import PackedLinear, pack, packed_bytes
+from tfs_lite.adapters.memory import trim_heap
 
 Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
 
@@ -108,3 +110,14 @@ def test_weights_go_while_their_layers_are_packed(network: Network, monkeypatch:
     monkeypatch.setattr(packed.PackedLinear, "__init__", counting)
     pack(network)
     assert (left[0], left[-1]) == (2, 0), "all of them were there to the end"
+
+
+def test_packed_weights_lie_in_no_heap(network: Network) -> None:
+    """From a heap they would go back to the system all at once, and keep other threads from it meanwhile."""
+    torch.empty(7 << 20)  # it is freed at once, and glibc keeps blocks up to its size in a heap from now on
+    network.head = nn.Linear(3072, 2048)
+    trim_heap()  # a large block that is free in a heap would be used again
+    pack(network)
+    packed = mapped_bytes()
+    network.head = None
+    assert packed - mapped_bytes() >= 4 * 3072 * 2048

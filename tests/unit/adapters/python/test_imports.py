@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.servers.process import wait_until
 from tfs_lite.adapters.python.imports import SWITCH_SECONDS, Turns, importing_in_turns
+from tfs_lite.adapters.yielding import giving_way
 
 REPLACED = """
 import sys
@@ -212,7 +213,7 @@ def test_import_in_a_turn_gives_the_interpreter_lock_away_ten_times_as_often(
     code = "import sys\nimport inner_turn\nintervals = inner_turn.interval, sys.getswitchinterval()\n"
     (tmp_path / "outer_turn.py").write_text(code)
     before = sys.getswitchinterval()
-    with importing_in_turns():
+    with giving_way(), importing_in_turns():
         intervals = importlib.import_module("outer_turn").intervals
     assert intervals == pytest.approx((SWITCH_SECONDS, SWITCH_SECONDS))
     assert before > 5 * SWITCH_SECONDS
