@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     options, threads = server_options(settings), torch_threads(settings)
     stop = StopSignal()
     start_logging(settings["log_level"].upper(), settings["log_format"])
-    _prepare_processes(options.worker)
+    _prepare_processes()
     _unblock_outputs()  # starts threads, after which the process cannot be forked any more
     start_logging(settings["log_level"].upper(), settings["log_format"])
     _set_torch_threads(*threads)
@@ -226,12 +226,13 @@ def _print_banner(server: Server, as_json: bool, log_format: str) -> None:
     print("\n".join(lines), flush=True)
 
 
-def _prepare_processes(worker: str) -> None:
-    """Imports the server first, so that processes of models share that with it, and before torch starts threads."""
-    import tfs_lite.server.server  # noqa: F401
-    from tfs_lite.serving.opening.model_opener import prepare_processes
+def _prepare_processes() -> None:
+    """Forks the process that those of models are forked from, once it has imported what they need. The rest of the
+    server is imported afterwards, and is not theirs."""
+    from tfs_lite.adapters.remote import PRELOAD
+    from tfs_lite.workers.launch import fork_early
 
-    prepare_processes(worker)
+    fork_early(PRELOAD)
 
 
 def _unblock_outputs() -> None:

@@ -201,6 +201,8 @@ class ServerLifecycle:
         found = self.core.view.answering()
         told = f"; not: {found.names}" if found.silent else ""
         logger.log(logging.WARNING if found.silent else logging.INFO, "ready: %s%s", found, told)
+        if found.count:
+            self.core.opener.end_unneeded()
 
     def _close_watchers(self) -> None:
         for watcher in self._watchers:

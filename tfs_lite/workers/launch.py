@@ -1,9 +1,9 @@
 """How the fork server comes into being: as a new program, or early, as a fork of the server itself.
 
-A new program imports torch again, which takes seconds, and shares little memory with the server. Before a server has
-started its first thread it can simply be forked, with everything that it has imported; later it cannot, because only
-the thread that forks lives on in a fork. So the command line, which knows in time that models are to have processes,
-calls :func:`fork_early`, and the first supervisor gets that process. All others get a new program.
+A new program imports torch again, which takes seconds and 150 MB that it does not share with the server. Before a
+server has started its first thread it can simply be forked, with everything that it has imported; later it cannot,
+because only the thread that forks lives on in a fork. So the command line calls :func:`fork_early`, and the first
+supervisor gets that process. All others get a new program.
 
 What the fork server and the processes of models write to standard output and error comes back through a pipe, which the
 server reads: whoever reads the server's own output, or does not, holds up no model.

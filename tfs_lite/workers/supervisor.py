@@ -107,6 +107,7 @@ class Supervisor:
         self._as_program = as_program
         self._lock = threading.Lock()  # guards the fields below; held while the fork server is started, which is short
         self._fork_server = _ForkServerProcess(self._preload) if is_forked() and not as_program else None
+        self._used = False
         self._closed = False
 
     @property
@@ -125,7 +126,7 @@ class Supervisor:
                 raise ServingError(StatusCode.UNAVAILABLE, f"{label} cannot be started: the server is shutting down")
             if self._fork_server is None or self._fork_server.gone.is_set():
                 self._fork_server = self._start(label)
-            fork_server = self._fork_server
+            fork_server, self._used = self._fork_server, True
         return fork_server.spawn(label, sock, preload)
 
     def unanswered(self) -> Mapping[str, Unanswered]:
@@ -134,6 +135,15 @@ class Supervisor:
         with self._lock:
             fork_server = self._fork_server
         return {} if fork_server is None else fork_server.unanswered()
+
+    def end_if_unused(self) -> None:
+        """Ends the fork server if it was never asked for a process. Another one is started when it is needed."""
+        with self._lock:
+            if self._used:
+                return
+            fork_server, self._fork_server = self._fork_server, None
+        if fork_server is not None:
+            fork_server.close()
 
     def close(self) -> None:
         """Ends the fork server and with it all processes. May be called again."""

@@ -30,6 +30,10 @@ from tfs_lite.workers.supervisor import Supervisor
 supervisors = [Supervisor(["child_models"]), Supervisor(["child_models"])]
 for line in sys.stdin:
     number = int(line)
+    if number < 0:
+        supervisors[0].end_if_unused()
+        print("ended if unused", flush=True)
+        continue
     model = open_in_process(supervisors[number], "model m version 1", "child_models:make", "{}")
     answer = model.run("", {"x": np.ones(3)}, ("pid",))["pid"].tolist()
     print(supervisors[number].pid, *answer, flush=True)
@@ -118,6 +122,24 @@ def test_fork_of_the_server_that_dies_is_replaced_by_a_new_program(start: Callab
     fork_server.kill()
     wait_until(lambda: gone(fork_server) and gone(model), "fork server and model are gone")
     assert not is_fork(open_model(server)[0], server)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_fork_of_the_server_ends_on_request_unless_a_model_has_needed_it(
+    start: Callable[..., Server], used: bool
+) -> None:
+    server = start()
+    if used:
+        open_model(server)
+    wait_until(lambda: psutil.Process(server.pid).children(), "the server is forked")
+    (fork_server,) = psutil.Process(server.pid).children()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write("-1\n")
+    server.stdin.flush()
+    assert server.stdout.readline() == "ended if unused\n"
+    assert fork_server.is_running() is used
+    assert (open_model(server)[0] == fork_server) is used
 
 
 @pytest.mark.parametrize("used", [True, False])

@@ -29,7 +29,6 @@ from tfs_lite.core.model import close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.serving.opening.sandboxes import Sandboxes, asks_for_sandbox
-from tfs_lite.workers.launch import fork_early
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor, Unanswered
 
@@ -40,13 +39,6 @@ logger = logging.getLogger(__name__)
 
 def no_replicas(platform: Platform, request: OpenRequest, replicas: ReplicaOptions) -> None:
     """No replicas: the answer of a server that belongs to no cluster."""
-
-
-def prepare_processes(worker: str) -> None:
-    """Prepares the processes of models; the command line calls it after its imports and before its first thread. The
-    processes then share with the server what it has imported, and the first one starts seconds sooner."""
-    if worker == PROCESS:
-        fork_early(PRELOAD)
 
 
 class ModelOpener:
@@ -108,6 +100,11 @@ class ModelOpener:
         label = label_of(servable_id)
         supervisors = (self._supervisor, self._bare_supervisor)
         return next((found for each in supervisors if (found := each.unanswered().get(label)) is not None), None)
+
+    def end_unneeded(self) -> None:
+        """Ends the process that was forked to fork those of models, if no model has needed one yet: it and the server
+        have some 25 MB twice. A model that needs a process later waits for a new program, which takes seconds."""
+        self._supervisor.end_if_unused()
 
     def close(self) -> None:
         self._supervisor.close()
