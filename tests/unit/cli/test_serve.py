@@ -62,7 +62,9 @@ def test_the_banner_says_what_is_served_and_where_and_an_interrupt_ends_it(tmp_p
 
 
 @pytest.mark.slow
-def test_with_json_the_banner_is_one_line_and_threads_of_torch_can_be_set_and_a_tree_serves_uninstalled(tmp_path: Path) -> None:
+def test_with_json_the_banner_is_one_line_and_threads_of_torch_can_be_set_and_a_tree_serves_uninstalled(
+    tmp_path: Path,
+) -> None:
     (grpc_port,) = free_ports(1)
     flags = (f"--port={grpc_port}", "--rest_api_port=0", "--log_level=error", "--tensorflow_session_parallelism=1")
     with serve(f"--model_base_path={tmp_path}", "--json", *flags, program=("-c", NOT_INSTALLED)) as process:
