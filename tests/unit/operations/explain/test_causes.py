@@ -504,6 +504,7 @@ def test_a_version_that_never_fits_is_not_to_be_helped_by_unloading_others() -> 
     server = replace(SERVER, memory=ResourceAllocation({kind: 100}))
     answer = ask(model(found, server=server), 1)
     assert "nothing that is unloaded makes enough room" in answer.because[0].fix
+    assert "max_batch_tokens of an encoder" in answer.because[0].fix
     assert answer.next.what == "nothing happens before its files change"
 
 

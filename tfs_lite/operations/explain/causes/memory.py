@@ -13,6 +13,9 @@ from tfs_lite.operations.explain.causes.phrases import name_of, size
 from tfs_lite.operations.explain.explanation import Link, Verdict
 from tfs_lite.operations.explain.snapshot import ServerSnapshot, VersionSnapshot
 
+SET_ASIDE = "max_batch_tokens of an encoder, max_num_seqs and max_model_len of a language model"
+"""The parameters of configs that reserve memory besides the weights."""
+
 
 def waits_for_memory(case: Case) -> Link | None:
     found, server, load = case.found, case.server, case.load_in(LoadStage.NEEDS_MEMORY)
@@ -39,7 +42,10 @@ def waits_for_memory(case: Case) -> Link | None:
     again = "it is tried again by itself then" if _can_be_renewed(found) else "publish it anew then"
     fix = f"take another model or version out of the config ({again}), or {flag}{beside}"
     if _never_fits(figures):
-        fix = f"{flag}, or publish a smaller model: nothing that is unloaded makes enough room"
+        fix = (
+            f"{flag}, publish a smaller model, or lower what its config sets aside ({SET_ASIDE}): nothing that is "
+            "unloaded makes enough room"
+        )
     return Link("WAITS_FOR_MEMORY", text, fix, server.wall(load.since) if load is not None else found.since)
 
 
