@@ -107,7 +107,7 @@ def test_many_threads_get_memory_of_their_own(pages):
     for thread in threads:
         thread.join()
     assert not faults
-    assert pages.nbytes <= 4 << 16
+    assert pages.nbytes <= 2 * 4 << 16  # a thread has its next before it drops the last
 
 
 @pytest.mark.parametrize(

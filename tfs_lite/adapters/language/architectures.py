@@ -79,10 +79,10 @@ def plan_of(
     module: PreTrainedModel, headers: Mapping[str, WeightHeader], places: Mapping[str, int]
 ) -> NetworkPlan | None:
     """The plan of a network that was made with the tensors of ``headers``; ``places`` are the addresses of those that
-    were read. None unless each parameter is one of them, as it was read and under its name, each of them is a parameter,
-    and a copy shares nothing with the network: one of casted, joined or renamed tensors, or with functions that may
-    hold parts of it, is made anew each time. So is one with two tensors that transformers has made one because they are
-    alike: those of the next version may differ."""
+    were read. None unless each parameter is one of them, as it was read and under its name, each of them is a
+    parameter, and a copy shares nothing with the network: one of casted, joined or renamed tensors, or with functions
+    that may hold parts of it, is made anew each time. So is one with two tensors that transformers has made one
+    because they are alike: those of the next version may differ."""
     names = {address: name for name, address in places.items()}
     stored, empty = dict[str, str](), dict[int, Any]()
     for name, parameter in module.named_parameters():
