@@ -12,6 +12,7 @@
     yielding            lets other threads run while one does long work in Python
     remote              the same load in a process of its own
     device, memory, measured, cuda/   devices, what versions take, GPUs
+    spare               memory of dropped weights, which is kept a moment for the next ones
     gpu_placement       which GPU a version goes to
     results, failures   what a model returned; what went wrong in it
     signatures, labels, reshape   what a config adds to a model: more signatures, class labels, other dimensions
