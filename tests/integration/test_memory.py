@@ -50,8 +50,10 @@ def test_loads_and_unloads_of_a_large_model_leave_memory_where_it_was(tmp_path):
             base.joinpath("1").rename(away)
             probe.wait_states("large", {1: "END"})
             unloaded.append(process.memory_info().rss)
-        least = MEGABYTES * 1e6 * 0.8
-        wait_until(lambda: loaded[-1] - process.memory_info().rss > least, "the memory of the weights is given back")
+        wait_until(
+            lambda: loaded[-1] - process.memory_info().rss > MEGABYTES * 1e6 * 0.8,
+            "the memory of the weights, which is kept a moment for others, is given back",
+        )
     sizes = [size // 2**20 for size in unloaded]
     assert unloaded[-1] <= unloaded[EARLY - 1] * TOLERANCE, f"MiB after each unload, from {before // 2**20}: {sizes}"
     assert server.exit_code == 0

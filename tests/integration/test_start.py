@@ -9,12 +9,13 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.servers.in_process import serving
 from tests.support.servers.models import waiting_source, write_python_version
 from tests.support.servers.probe import ROW, Probe, expect_true
-from tests.support.servers.process import ServerProcess, wait_until
+from tests.support.servers.process import ServerProcess, default_command, wait_until
 from tfs_lite.cli.main import main
 from tfs_lite.client import Client
 from tfs_lite.core.status import ServingError, StatusCode
@@ -71,6 +72,39 @@ def test_probes_answer_and_loaded_models_serve_while_another_still_loads(archive
             assert probe.ask("slow") == 1
     finally:
         assert server.stop() == 0
+
+
+def test_fork_for_the_processes_of_models_ends_once_a_model_answers_without_one_and_a_later_one_has_its_own(
+    archives, tmp_path
+):
+    models = tmp_path / "models"
+    archives.write_version(1, models / "m")
+    write_python_version(models / "slow", 1, waiting_source(1, tmp_path))
+    flags = (f"--model_repository={models}", f"--trusted_model_base_paths={models}")
+    server = ServerProcess(*flags, command=default_command()).start()
+    try:
+        itself = psutil.Process(server.pid)
+        wait_until(lambda: (tmp_path / "loading-1").exists(), "the slow model is being loaded")
+        (fork,) = itself.children(recursive=True)
+        of_fork = fork.name(), fork.cmdline()
+        (tmp_path / "open").touch()
+        assert of_fork == ("tfs-lite-forks", itself.cmdline())
+        server.wait_ready()
+        wait_until(lambda: not itself.children(), "the fork has ended, and is no zombie")
+        late = write_python_version(tmp_path / "late", 1, waiting_source(1, tmp_path))
+        with (late / "config.pbtxt").open("a") as config:
+            config.write('instance_group { worker: "process" }')
+        late.parent.rename(models / "late")
+        with Probe(server) as probe:
+            probe.wait_available("late", 1)
+            assert probe.ask("late") == 1
+        forks, model = itself.children(recursive=True)
+        assert [forks.name(), model.name()] == ["tfs-lite-forks", "tfs-lite-model"]
+        assert forks.cmdline() != itself.cmdline()
+    finally:
+        assert server.stop() == 0
+    assert not server.leftovers()
+    assert "the process that starts models ended" not in server.log()
 
 
 def test_ready_says_that_a_model_of_the_config_has_no_version(archives, tmp_path, caplog, capsys):

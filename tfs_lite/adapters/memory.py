@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tfs_lite.adapters.cuda.memory import empty_caches
-from tfs_lite.adapters.spare import MOST_BYTES, SPARE
+from tfs_lite.adapters.spare import SPARE
 from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
@@ -46,7 +46,8 @@ HEAP_BLOCK_BYTES = 32 << 20
 COLLECT_SHARE = 0.05
 """The largest share of the time that collections may take which nobody waits for."""
 SPARE_SECONDS = 3.0
-"""How long memory of dropped weights is kept from the last time that any was used again."""
+"""How long memory of dropped weights is kept at least from the last time that any was kept or used again, and how often
+that is looked at: it goes back after twice as long at most."""
 logger = logging.getLogger(__name__)
 
 
@@ -182,32 +183,14 @@ class MemoryReturn:
         self._pause = COLLECT_PAUSE
         self._closed = False
         self._wanted = threading.Event()
-        self._spare_due: Timer | None = None
-        self._unused = threading.Event()
-        self._thread = PeriodicThread("tfs-memory", self._do_wanted, None)
+        self._begun = False
+        self._spare_changes, self._spare_since = 0, 0.0  # of the thread
+        self._thread = PeriodicThread("tfs-memory", self._do_wanted, SPARE_SECONDS)
 
     def start(self) -> None:
-        SPARE.keep(MOST_BYTES)
+        self._begun = True
+        SPARE.begin()
         self._thread.start()
-
-    def return_spare(self) -> None:
-        """Called after each load and unload: gives back the memory that is kept for weights, some seconds after the
-        last use."""
-        if not SPARE.nbytes:
-            return
-        with self._lock:
-            if self._spare_due is None and not self._closed:
-                changes = SPARE.changes
-                self._spare_due = self._clock.call_later(SPARE_SECONDS, lambda: self._wake_for_spare(changes))
-
-    def _wake_for_spare(self, changes: int) -> None:
-        with self._lock:
-            self._spare_due = None
-        if changes != SPARE.changes:
-            self.return_spare()
-            return
-        self._unused.set()
-        self._thread.wake()
 
     def return_free(self) -> None:
         """Gives free memory back to the system, and collects nothing."""
@@ -256,24 +239,32 @@ class MemoryReturn:
         """Ends all collections: the process ends."""
         with self._lock:
             self._closed = True
-            timers, self._due, self._spare_due = (self._due, self._spare_due), None, None
-        for due in filter(None, timers):
+            due, self._due = self._due, None
+            begun, self._begun = self._begun, False
+        if due is not None:
             due.cancel()
         self._thread.stop()
-        SPARE.keep(0)
-        SPARE.clear()
+        if begun:
+            SPARE.end()
 
     def _wake(self) -> None:
         self._wanted.set()
         self._thread.wake()
 
     def _do_wanted(self) -> None:
-        if self._unused.is_set():
-            self._unused.clear()
-            SPARE.clear()
+        self._return_unused_spare()
         if self._wanted.is_set():
             self._wanted.clear()
             self.collect()
+
+    def _return_unused_spare(self) -> None:
+        """Gives back the memory that is kept for weights, unless some was kept or used again a moment ago. Weights may
+        be dropped at any time: by an unload, a collection, or a request that ends late."""
+        now = self._clock.monotonic()
+        if SPARE.changes != self._spare_changes:
+            self._spare_changes, self._spare_since = SPARE.changes, now
+        elif SPARE.nbytes and now - self._spare_since >= SPARE_SECONDS:
+            SPARE.clear()
 
 
 def trim_heap() -> None:

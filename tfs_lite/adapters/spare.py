@@ -20,16 +20,19 @@ from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.protocols.dtypes import Array
 
 MOST_BYTES = 512 << 20
-"""Bytes that a server keeps."""
+"""Bytes that a process keeps."""
+LEAST_BYTES = 1 << 16
+"""Of a mapping that is worth keeping: there are not many more of them than :data:`MOST_BYTES` has room for."""
 _FREE: int | None = getattr(mmap, "MADV_FREE", None)
 
 
 class SparePages:
-    """Keeps at most so many bytes; none until :meth:`keep` says how many. Any thread may call any method."""
+    """Keeps at most so many bytes while the process has servers. Any thread may call any method."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_BYTES) -> None:
         self._lock = threading.Lock()  # guards the fields below; short, and never waited for by what a collection runs
-        self._most = 0
+        self._most = most
+        self._servers = 0
         self._kept: dict[int, list[mmap.mmap]] = {}
         self._bytes = 0
         self._changes = 0
@@ -44,10 +47,16 @@ class SparePages:
         """How often a mapping was kept or used again."""
         return self._changes
 
-    def keep(self, most: int) -> None:
-        """Keeps at most so many bytes from now on."""
+    def begin(self) -> None:
+        """A server begins."""
         with self._lock:
-            self._most = most if _FREE is not None else 0
+            self._servers += 1
+
+    def end(self) -> None:
+        """A server that has begun ends. With the last one all that is kept is given back."""
+        with self._lock:
+            self._servers -= 1
+        self.clear()
 
     def map(self, nbytes: int) -> Array:
         """``uint8[nbytes]`` in a mapping of its own, at least 1 byte, of any content. With its last reference it is
@@ -61,7 +70,7 @@ class SparePages:
         if memory is None:
             memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         array: Array = np.frombuffer(memory, np.uint8)
-        if self._most:
+        if self._servers and nbytes >= LEAST_BYTES:
             weakref.finalize(array, self._dropped, memory).atexit = False
         return array
 
@@ -81,7 +90,7 @@ class SparePages:
         if _FREE is None or not self._lock.acquire(blocking=False):
             return
         try:
-            if self._bytes + len(memory) <= self._most:
+            if self._servers and self._bytes + len(memory) <= self._most:
                 memory.madvise(_FREE)
                 self._kept.setdefault(len(memory), []).append(memory)
                 self._bytes += len(memory)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple, NoReturn, Protocol
 
 from tfs_lite.workers.fork_server import IGNORED, ForkServer, ignore_signals, import_shared
@@ -111,7 +112,8 @@ def _start_program(descriptor: int, preload: Sequence[str], output: int) -> subp
 
 
 def _serve(sock: socket.socket, output: int) -> NoReturn:
-    """Serves in the forked process. Exit handlers are the server's, and do not run."""
+    """Serves in the forked process. Exit handlers are the server's, and do not run. Neither it nor a model has anything
+    open that the server had: a model that wrote to the pipe of the server's signals would stop the server."""
     try:
         ignore_signals()
         os.dup2(output, 1)
@@ -120,9 +122,17 @@ def _serve(sock: socket.socket, output: int) -> NoReturn:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
+        _close_all_but(0, 1, 2, sock.fileno())
         ForkServer(sock).serve()
     finally:
         os._exit(0)
+
+
+def _close_all_but(*kept: int) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with suppress(OSError):  # that of the list itself
+                os.close(int(name))
 
 
 class _Fork:

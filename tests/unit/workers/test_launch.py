@@ -22,6 +22,7 @@ from tfs_lite.workers.launch import fork_early
 if "thread" in sys.argv:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 os.environ["SET_BY_THE_SERVER"] = "yes"
+kept = os.pipe()  # as the one by which a signal stops the server
 fork_early(["child_models", "no_such_module"])
 import numpy as np
 from tfs_lite.workers.process import open_in_process
@@ -85,6 +86,13 @@ def is_fork(process: psutil.Process, server: Server) -> bool:
     return process.cmdline() == psutil.Process(server.pid).cmdline()
 
 
+def pipes(pid: int) -> dict[int, str]:
+    """The descriptors of a process that are pipes, and which ones."""
+    directory = f"/proc/{pid}/fd"
+    found = {int(name): os.readlink(f"{directory}/{name}") for name in os.listdir(directory)}
+    return {number: target for number, target in found.items() if target.startswith("pipe:")}
+
+
 def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
@@ -114,6 +122,17 @@ def test_fork_of_the_server_leaves_its_input_and_its_signals_alone(start: Callab
             process.send_signal(number)
     assert open_model(server)[0] == fork_server
     assert model.is_running()
+
+
+def test_neither_fork_of_the_server_nor_models_have_anything_open_that_the_server_had(
+    start: Callable[..., Server],
+) -> None:
+    server = start()
+    fork_server, model = open_model(server)
+    own = pipes(server.pid)
+    assert own  # also the one that brings it the output of the others
+    for process in (fork_server, model):
+        assert {number for number, target in pipes(process.pid).items() if target in own.values()} <= {1, 2}
 
 
 def test_fork_of_the_server_that_dies_is_replaced_by_a_new_program(start: Callable[..., Server]) -> None:

@@ -79,9 +79,10 @@ def plan_of(
     module: PreTrainedModel, headers: Mapping[str, WeightHeader], places: Mapping[str, int]
 ) -> NetworkPlan | None:
     """The plan of a network that was made with the tensors of ``headers``; ``places`` are the addresses of those that
-    were read. None unless each parameter is one of them, as it was read and under its name, and a copy shares nothing
-    with the network: one of casted, joined or renamed tensors, or with functions that may hold parts of it, is made
-    anew each time."""
+    were read. None unless each parameter is one of them, as it was read and under its name, each of them is a
+    parameter, and a copy shares nothing with the network: one of casted, joined or renamed tensors, or with functions
+    that may hold parts of it, is made anew each time. So is one with two tensors that transformers has made one
+    because they are alike: those of the next version may differ."""
     names = {address: name for name, address in places.items()}
     stored, empty = dict[str, str](), dict[int, Any]()
     for name, parameter in module.named_parameters():
@@ -91,7 +92,7 @@ def plan_of(
         stored[name] = found
         empty[id(parameter)] = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
     buffers = list(module.buffers())
-    if len(names) != len(places) or any(buffer.data_ptr() in names for buffer in buffers):
+    if set(places) != set(stored.values()) or any(buffer.data_ptr() in names for buffer in buffers):
         return None
     if sum(buffer.nbytes for buffer in buffers) > MOST_BUFFER_BYTES or any(map(_may_hold_parts, _values_of(module))):
         return None

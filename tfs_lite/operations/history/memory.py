@@ -234,8 +234,6 @@ class GivesBack(Protocol):
 
     def return_free(self) -> None: ...
 
-    def return_spare(self) -> None: ...
-
     def exempted(self) -> int: ...
 
     def collect(self) -> None: ...
@@ -280,8 +278,6 @@ class MemoryAccounts:
         finally:
             if account.loaded is None:
                 self._give_back_failed(account)
-            if self._memory is not None:
-                self._memory.return_spare()
             with self._lock:
                 self._under_way.discard(account)
                 if account.loaded is None:
@@ -305,8 +301,6 @@ class MemoryAccounts:
             yield
         finally:
             self._give_back(account)
-            if self._memory is not None:
-                self._memory.return_spare()
             with self._lock:
                 self._under_way.discard(account)
                 self._keep_latest(servable_id.name)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tfs_lite.adapters.spare import SPARE
 from tfs_lite.core.history import Event, EventKind
 from tfs_lite.operations.history.memory import MemoryAccounts, VersionMemory
 from tfs_lite.serving.metrics import remove_series
@@ -103,6 +104,11 @@ class HistoryCollector(Collector):
         )
         yield CounterMetricFamily(
             "tfs_lite_memory_collection_seconds", "What they took; requests wait meanwhile.", value=seconds
+        )
+        yield GaugeMetricFamily(
+            "tfs_lite_memory_spare_bytes",
+            "Memory of dropped weights that is kept for the next ones; the system may take it.",
+            value=SPARE.nbytes,
         )
 
 

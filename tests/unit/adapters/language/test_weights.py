@@ -38,6 +38,7 @@ FAMILIES = {
 }
 CAPPED = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "attn_logit_softcapping": 1e-6}
 NORM = "model.layers.1.input_layernorm.weight"
+EMBEDDING, HEAD = "transformer.wte.weight", "lm_head.weight"
 
 
 def new_model(kind, **changes):
@@ -362,6 +363,17 @@ def test_tied_weights_of_a_later_version_stay_one_tensor(tmp_path, made):
     found = load(tmp_path / "2")
     assert made == ["GPT2LMHeadModel"]
     assert found.lm_head.weight is found.transformer.wte.weight
+
+
+def test_later_version_keeps_a_head_of_its_own_where_that_of_the_first_was_the_embedding(tmp_path, made):
+    """transformers makes two tensors one if the config says so and they are alike."""
+    saved(tmp_path, "gpt2")
+    rewrite(tmp_path, lambda tensors: tensors.update({HEAD: tensors[EMBEDDING].clone()}))
+    first = load(tmp_path)
+    assert first.lm_head.weight is first.transformer.wte.weight
+    rewrite(tmp_path, lambda tensors: tensors[HEAD].add_(1))
+    second = load(tmp_path)
+    assert torch.equal(second.lm_head.weight, second.transformer.wte.weight + 1)
 
 
 @pytest.mark.parametrize("changed", ["config", "shape", "missing", "dtype"])

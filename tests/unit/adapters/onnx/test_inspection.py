@@ -65,7 +65,7 @@ def test_model_on_a_gpu_that_onnxruntime_does_not_know_says_what_to_install(writ
     request = replace(request_for(write()), device="cuda:0")
     with pytest.raises(NeedsProcess, match="GPU"):
         open_onnx(request)
-    with pytest.raises(ServingError, match="install onnxruntime-gpu .* or have the model on the CPU") as error:
+    with pytest.raises(ServingError, match=r"install onnxruntime-gpu .* or have the model on the CPU") as error:
         open_in_process(request)
     assert error.value.code is StatusCode.FAILED_PRECONDITION
 

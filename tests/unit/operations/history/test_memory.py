@@ -270,9 +270,6 @@ class Giving:
         self.calls.append("free")
         self.process.rss -= self.free * MIB
 
-    def return_spare(self):
-        """Nothing is kept."""
-
     def collect(self):
         self.calls.append("collect")
         self.process.rss -= self.collected * MIB
