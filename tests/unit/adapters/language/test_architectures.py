@@ -18,6 +18,7 @@ from tfs_lite.adapters.encoders import model as encoder
 from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.language import architectures, transformers_model
 from tfs_lite.adapters.language.architectures import Architectures
+from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import SelfCheckResult
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.core.servable import ServableId
@@ -81,6 +82,33 @@ def test_second_version_of_an_architecture_takes_a_fraction_of_the_forwards(buil
     _, second = load(tmp_path / "2", build(32), seed=1)
     assert 0 < 4 * sum(second) < sum(first)
     assert 2 * len(second) < len(first)
+
+
+def test_known_language_model_runs_a_whole_text_several_rows_and_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_model, "_PASSED", Architectures())
+    load(tmp_path / "1", llama(32))
+    model, tokens = load(tmp_path / "2", llama(32), seed=1)
+    assert tokens == [6, 5, 1]
+    assert model.batches
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_known_language_model_whose_steps_are_wrong_is_found(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_model, "_PASSED", Architectures())
+    load(tmp_path / "1", llama(32))
+    right = Network.logits
+
+    def wrong(self: Network, step: Any) -> torch.Tensor:
+        found = right(self, step)
+        return -found if len(found) == rows else found
+
+    monkeypatch.setattr(Network, "logits", wrong)
+    model, _ = load(tmp_path / "2", llama(32), seed=1)
+    assert not model.batches
 
 
 def test_version_of_another_architecture_is_checked_in_full(build: Build, tmp_path: Path) -> None:
