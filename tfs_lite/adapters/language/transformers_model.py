@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 NAME = "transformers"
 ARTEFACT = "config.json and *.safetensors"
 MIB = 1 << 20
-_PASSED = Architectures["ShapeProbe"]()
+_PASSED: Architectures[ShapeProbe] = Architectures()
 """The shapes of those whose networks have passed the whole self-check."""
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -95,7 +95,7 @@ def test_known_language_model_runs_a_whole_text_several_rows_and_one(
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_known_language_model_whose_steps_are_wrong_is_found(
+def test_known_language_model_whose_steps_are_wrong_is_checked_in_full(
     rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers_model, "_PASSED", Architectures())
@@ -107,8 +107,8 @@ def test_known_language_model_whose_steps_are_wrong_is_found(
         return -found if len(found) == rows else found
 
     monkeypatch.setattr(Network, "logits", wrong)
-    model, _ = load(tmp_path / "2", llama(32), seed=1)
-    assert not model.batches
+    _, tokens = load(tmp_path / "2", llama(32), seed=1)
+    assert len(tokens) > 3
 
 
 def test_version_of_another_architecture_is_checked_in_full(build: Build, tmp_path: Path) -> None:
@@ -135,13 +135,26 @@ def test_encoder_that_is_checked_in_brief_answers_as_its_network(
     assert model._joins
 
 
+def test_known_encoder_runs_a_row_alone_and_joined_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "_FOUND", Architectures())
+    load(tmp_path / "1", bert(32))
+    model, tokens = load(tmp_path / "2", bert(32), seed=1)
+    assert tokens == [5, 5 + 8 + 5]
+    assert model._joins
+
+
+@pytest.mark.parametrize(("row", "wrong"), [(0, -1.0), (1, np.nan), (2, -1.0)])
 def test_encoder_that_does_not_confirm_what_is_known_is_checked_in_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    row: int, wrong: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoder, "_FOUND", Architectures())
     _, first = load(tmp_path / "1", bert(32))
     joined = encoder.TextEncoder._joined
-    monkeypatch.setattr(encoder.TextEncoder, "_joined", lambda self, rows: [1 - row for row in joined(self, rows)])
+
+    def of_one_row(self: encoder.TextEncoder, rows: Any) -> Any:
+        return [answer * wrong if at == row else answer for at, answer in enumerate(joined(self, rows))]
+
+    monkeypatch.setattr(encoder.TextEncoder, "_joined", of_one_row)
     model, second = load(tmp_path / "2", bert(32), seed=1)
     assert not model._joins
     assert second[-len(first) :] == first
