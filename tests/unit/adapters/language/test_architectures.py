@@ -185,3 +185,14 @@ def test_architectures_are_forgotten_in_the_order_in_which_they_were_found() -> 
     for number in range(architectures.MOST + 1):
         known.add(str(number), number)
     assert (known.find("0"), known.find("1"), known.find(str(architectures.MOST))) == (None, 1, architectures.MOST)
+
+
+def test_versions_share_a_tokenizer_while_one_of_them_is_loaded(build: Build, tmp_path: Path) -> None:
+    first, _ = load(tmp_path / "1", build(32))
+    second, _ = load(tmp_path / "2", build(32), seed=1)
+    name = "_reader" if isinstance(first, encoder.TextEncoder) else "_codec"
+    assert getattr(second, name) is getattr(first, name)
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    third, _ = load(tmp_path / "3", build(32), seed=2)
+    assert getattr(third, name) is not getattr(first, name)
