@@ -53,8 +53,9 @@ TOLERANCES = {torch.float32: 1e-3}
 LOW_TOLERANCE = 0.1
 CHECKED_LENGTH = 1024
 SHORT, LONG = 12, 100
-BRIEF = (8, 5)
-"""Tokens of the rows of a version whose architecture is known."""
+BRIEF = (5, 8)
+"""Tokens of the rows of a version whose architecture is known: the first is run alone, and on both sides of the
+other."""
 LEAST = (1, 2, 3, 4, 6, 8)
 """Tokens of rows that are run at the load."""
 logger = logging.getLogger(__name__)
@@ -249,18 +250,19 @@ class TextEncoder(LoadedModel):
             )
 
     def _confirms(self, found: Findings) -> bool:
-        """Whether two short rows are answered as it is known of the architecture: joined, padded, or each alone."""
+        """Whether rows that share a forward are answered as one of them alone, as it is known of the architecture: in
+        rows that are joined, padded, or of one length."""
         self._limits = limits = found.limits
-        rows = [self._sample(min(length, limits.shared)) for length in BRIEF]
+        short, long = (self._sample(min(length, limits.shared)) for length in BRIEF)
         try:
-            alone = [self._padded([row])[0] for row in rows]
-            self._width = alone[0].shape[-1]
-            if not all(np.isfinite(answer).all() for answer in alone) or self._wrong_classes():
+            alone = self._padded([short])[0]
+            self._width = alone.shape[-1]
+            if not np.isfinite(alone).all() or self._wrong_classes():
                 return False
             if found.why_not_joined == "":
-                self._join(rows, alone)
+                self._join([short, long, short], [alone, None, alone])
                 return True
-            return not limits.pads or all(map(self._alike, alone, self._padded(rows)))
+            return self._are_alike([alone, None, alone], self._padded([short, long if limits.pads else short, short]))
         except Exception as error:
             if out_of_memory(error):
                 raise
@@ -341,16 +343,21 @@ class TextEncoder(LoadedModel):
             return sentence(error)
         return ""
 
-    def _join(self, rows: Sequence[TokenRow], alone: Sequence[Array]) -> None:
+    def _join(self, rows: Sequence[TokenRow], alone: Sequence[Array | None]) -> None:
         """Rows that share a forward are joined from now on. Raises, with the network as it was, if they are not
-        answered as they were ``alone`` then."""
+        answered as they were ``alone`` then; None: as the row was not run alone, its answer has to be finite."""
         from tfs_lite.adapters.encoders.joining import exchanged_attention, padding_position
 
         self._padding_position = padding_position(self._module)
         with exchanged_attention(self._module):
-            if self._limits.least > 1 or not all(map(self._alike, alone, self._joined(rows))):
+            if self._limits.least > 1 or not self._are_alike(alone, self._joined(rows)):
                 raise ValueError("answers differ")
         self._joins = True
+
+    def _are_alike(self, alone: Sequence[Array | None], others: Sequence[Array]) -> bool:
+        """None: only that the other one is finite."""
+        pairs = zip(alone, others, strict=True)
+        return all(bool(np.isfinite(b).all()) if a is None else self._alike(a, b) for a, b in pairs)
 
     def _alike(self, alone: Array, other: Array) -> bool:
         if self._task is EncoderTask.TOKEN_CLASSES:

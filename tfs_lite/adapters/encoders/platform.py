@@ -22,7 +22,7 @@ from tfs_lite.adapters.encoders.settings import EncoderSettings, encoder_setting
 from tfs_lite.adapters.encoders.task import EncoderTask, read_encoder, task_of_version
 from tfs_lite.adapters.encoders.tokens import TextReader
 from tfs_lite.adapters.language.budget import check_network
-from tfs_lite.adapters.language.codec import TOKENIZER_FILES, VOCABULARIES, load_tokenizer
+from tfs_lite.adapters.language.codec import TOKENIZER_FILES, VOCABULARIES, MadeOfFiles, load_tokenizer
 from tfs_lite.adapters.language.hf_files import CONFIG, GENERATION_CONFIG, INDEX, read_json, recognises, weight_files
 from tfs_lite.adapters.language.transformers_model import (
     ARTEFACT,
@@ -45,6 +45,7 @@ DEFAULT_LENGTH = 512
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WORKING = 12
 """Numbers of the largest layer's width that a forward has for each token at once."""
+_READERS = MadeOfFiles[TextReader]()
 
 
 def open_version(request: OpenRequest) -> OpenedModel:
@@ -102,22 +103,26 @@ def _open(request: OpenRequest, task: EncoderTask, wanted: EncoderSettings) -> O
     _check_inputs(wanted, ("text", "tokens"))
     recipe = _with_settings(read_recipe(files), wanted)
     _check_tokenizer(files, wanted)
-    tokenizer = load_tokenizer(files) if files.names & VOCABULARIES else None
     module = _load(request, config, made, wanted)
-    length = _length(module, tokenizer, recipe, wanted)
-    pad = getattr(tokenizer, "pad_token_id", None)
-    pad = pad if pad is not None else (getattr(config, "pad_token_id", None) or 0)
-    vocabulary = _vocabulary(module)
-    if tokenizer is not None and len(tokenizer) > vocabulary:
-        raise failed_precondition(f"the tokenizer has {len(tokenizer)} tokens, and the network {vocabulary}")
-    types = _types(module) if "token_type_ids" in inspect.signature(module.forward).parameters else 1
-    forward = GPU_FORWARD if on_gpu else CPU_FORWARD
-    limits = EncoderLimits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types, shared=length)
+    default_pad, positions = getattr(config, "pad_token_id", None) or 0, _positions(module)
+
+    def read_tokenizer() -> TextReader:
+        tokenizer = load_tokenizer(files)
+        length = _length(positions, tokenizer, recipe, wanted)
+        pad = default_pad if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        cut = tokenizer.truncation_side
+        return TextReader(tokenizer.backend_tokenizer, length, pad, recipe.prompt, recipe.lower_case, cut)
+
     reader = None
-    if tokenizer is not None:
-        reader = TextReader(
-            tokenizer.backend_tokenizer, length, pad, recipe.prompt, recipe.lower_case, tokenizer.truncation_side
-        )
+    if files.names & VOCABULARIES:
+        reader = _READERS.of(files, read_tokenizer, positions, recipe, wanted)
+    vocabulary = _vocabulary(module)
+    if reader is not None and reader.vocabulary > vocabulary:
+        raise failed_precondition(f"the tokenizer has {reader.vocabulary} tokens, and the network {vocabulary}")
+    length = _length(positions, None, recipe, wanted) if reader is None else reader.length
+    types = _types(module) if "token_type_ids" in inspect.signature(module.forward).parameters else 1
+    forward, pad = GPU_FORWARD if on_gpu else CPU_FORWARD, default_pad if reader is None else reader.pad
+    limits = EncoderLimits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types, shared=length)
     return TextEncoder(request, task, module, limits, reader, recipe, wanted.inputs == "tokens")
 
 
@@ -129,9 +134,8 @@ def _load(request: OpenRequest, config: Any, made: Any, wanted: EncoderSettings)
     return load_network(request.files, config, dtype, torch.device(request.device), request.meter, made, **arguments)
 
 
-def _length(module: PreTrainedModel, tokenizer: Any, recipe: Recipe, wanted: EncoderSettings) -> int:
-    """The most tokens of a row. INVALID_ARGUMENT if the config asks for more than the network has positions."""
-    positions = _positions(module)
+def _length(positions: int | None, tokenizer: Any, recipe: Recipe, wanted: EncoderSettings) -> int:
+    """The most tokens of a row. INVALID_ARGUMENT if the config asks for more than the network has ``positions``."""
     own = getattr(tokenizer, "model_max_length", None) or DEFAULT_LENGTH
     bounds = [bound for bound in (positions, recipe.max_length, own) if bound and bound < 2**31]
     if wanted.max_length is None:

@@ -34,7 +34,7 @@ class TokenRow:
 
 
 class TextReader:
-    """Texts as rows. Any number of threads."""
+    """Texts as rows of at most ``length`` tokens of a ``vocabulary``. Any number of threads."""
 
     def __init__(
         self,
@@ -49,8 +49,9 @@ class TextReader:
         which longer texts lose some, left or right."""
         tokenizer.no_padding()
         tokenizer.enable_truncation(length, direction=cut)
+        self.length, self.pad = length, pad
+        self.vocabulary: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self._tokenizer = tokenizer
-        self._pad = pad
         self._prompt = prompt
         self._lower_case = lower_case
 
@@ -72,7 +73,7 @@ class TextReader:
     def _row(self, encoding: Any) -> TokenRow:
         ids = encoding.ids
         if not ids:
-            return TokenRow([self._pad], [1], [0])
+            return TokenRow([self.pad], [1], [0])
         words = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
         offsets = encoding.offsets
         return TokenRow(ids, encoding.attention_mask, encoding.type_ids, words, [offsets[index] for index in words])

@@ -4,23 +4,29 @@
 
 Files are read by transformers, which knows what a ``tokenizer.json`` leaves out. Requests then go to a tokenizer of the
 ``tokenizers`` library, which is not changed any more, so any number of threads can use it. Nothing is fetched, and no
-code of the version is run.
+code of the version is run. Versions whose files but the weights are the same share what was made of them while any of
+them is loaded: a push reads the tokenizer of a large vocabulary no second time, and memory holds it once.
 
 Streams do not use the library's ``DecodeStream``: it fails for good after bytes of a fallback vocabulary that make up
 no character, and for each token it decodes all that it holds back, without bound."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+import stat
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from tfs_lite.adapters.failures import sentence, story
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.language.byte_codec import CLASS, ByteStream, Render, byte_codec, rendered, role_texts, utf8
 from tfs_lite.adapters.language.family import load_library
-from tfs_lite.adapters.language.hf_files import Json, read_optional, refuse_code, shown
+from tfs_lite.adapters.language.hf_files import PICKLES, SAFETENSORS, Json, read_optional, refuse_code, shown
 from tfs_lite.adapters.language.template_probe import PROBE, check_end
 from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.core.generation import ChatPrompt, TextCodec, TextStream
@@ -41,14 +47,69 @@ MAX_HELD = 8
 """The most tokens that a stream holds back. A character has four bytes at most, so more are not the beginning of
 one."""
 MAX_TEMPLATE_BYTES = 1 << 20
+MOST_DIGESTED = 64 << 20
+"""Bytes of a version's files besides the weights, so that it shares what is made of them."""
 INCOMPLETE = "\ufffd"
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+class MadeOfFiles(Generic[T]):
+    """What is made of the files of a version besides its weights. Nobody changes it. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the field below
+        self._made = WeakValueDictionary[tuple[Hashable, ...], T]()
+
+    def of(self, files: VersionFiles, make: Callable[[], T], *settings: Hashable) -> T:
+        """What ``make()`` returns, or has returned for files with the same names and bytes and the same ``settings``,
+        while that is still in use. Errors of ``make``."""
+        digest = _digest(files)
+        with self._lock:
+            found = self._made.get((digest, *settings))
+        if found is None or digest is None:
+            found = make()
+            if digest is not None and digest == _digest(files):  # else they were changed meanwhile
+                with self._lock:
+                    self._made[(digest, *settings)] = found
+        return found
+
+
+def _digest(files: VersionFiles) -> bytes | None:
+    """The SHA-256 of all files of the version but weights, with their paths; None if they are too large, or some are no
+    plain files or cannot be read."""
+    found, left = hashlib.sha256(), MOST_DIGESTED
+    try:
+        for folder, folders, names in os.walk(files.directory, onerror=_raise):
+            folders.sort()
+            if any(os.path.islink(os.path.join(folder, name)) for name in folders):
+                return None
+            for name in sorted(names):
+                if name.endswith((SAFETENSORS, *PICKLES)):
+                    continue
+                path = os.path.join(folder, name)
+                with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+                    status = os.fstat(file.fileno())
+                    left -= status.st_size
+                    if left < 0 or not stat.S_ISREG(status.st_mode):
+                        return None
+                    content = hashlib.file_digest(file, "sha256").digest()
+                found.update(content + os.fsencode(os.path.relpath(path, files.directory)) + b"\0")
+    except OSError:
+        return None
+    return found.digest()
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 class Codec:
     """A :class:`~tfs_lite.core.generation.TextCodec` over a tokenizer of the ``tokenizers`` library."""
 
-    def __init__(self, tokenizer: Tokenizer, render: Render | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, render: Render | None, end: int | None = None) -> None:
+        """``end``: its end of text."""
+        self.end = end
         self._tokenizer = tokenizer
         self._render = render
         self._special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -107,6 +168,9 @@ class Codec:
         return f" {alone}" if text.startswith("\u2581") and not alone.startswith(" ") else alone
 
 
+_CODECS = MadeOfFiles[Codec]()
+
+
 class WindowStream:
     """A :class:`~tfs_lite.core.generation.TextStream` for any tokenizer: the text of the last few tokens, with and
     without the newest ones. The difference is new, unless its end may still change."""
@@ -152,7 +216,8 @@ def open_codec(files: VersionFiles) -> tuple[TextCodec, int | None] | None:
         render = None if template is None else _render_of_bytes(template, config)
         _try_template(render, [template] if template else ())
         return byte_codec(config, render)
-    return _codec_of(load_tokenizer(files))
+    codec = _CODECS.of(files, lambda: _codec_of(load_tokenizer(files)))
+    return codec, codec.end
 
 
 def load_tokenizer(files: VersionFiles) -> Any:
@@ -175,7 +240,7 @@ def load_tokenizer(files: VersionFiles) -> Any:
     raise failed_precondition(f"the tokenizer cannot be loaded: {reason}")
 
 
-def _codec_of(loaded: Any) -> tuple[TextCodec, int | None]:
+def _codec_of(loaded: Any) -> Codec:
     """Makes the codec; ``loaded`` is a tokenizer of transformers."""
     backend = loaded.backend_tokenizer
     backend.no_truncation()
@@ -188,7 +253,7 @@ def _codec_of(loaded: Any) -> tuple[TextCodec, int | None]:
     templates = loaded.chat_template
     found = render if templates else None
     _try_template(found, templates.values() if isinstance(templates, dict) else [str(templates)])
-    return Codec(backend, found), loaded.eos_token_id
+    return Codec(backend, found, loaded.eos_token_id)
 
 
 def _template_of_bytes(files: VersionFiles, config: Json) -> str | None:

@@ -58,10 +58,11 @@ class Network:
         *,
         call_cost: float | None = None,
         fixed: bool = False,
+        probe: ShapeProbe | None = None,
     ) -> None:
         """``call_cost``: the cost of an attention call, in positions of a slot that could be read in its time; None
         means a guess from their size. ``fixed``: every slot gets one more position, for a ``decoding`` of fixed
-        shapes."""
+        shapes. ``probe``: that of another network of the same architecture; None means that this one is run."""
         self.slots = slots
         self.length = length
         self.device = torch.device(device)
@@ -72,7 +73,7 @@ class Network:
         self.vocabulary = int(module.config.get_text_config().vocab_size)
         module.set_attn_implementation(ATTENTION)
         try:
-            probe = self._probe()
+            self.probe = probe = probe or self._probe()
         except BaseException:
             module.set_attn_implementation(self._attention)
             raise

@@ -27,7 +27,8 @@ TEXT_LENGTHS = (24, 17, 9)
 CHUNK = 7
 SINGLE_ROWS = 8
 BRIEF_LENGTHS, BRIEF_SINGLE_ROWS = (6,), 1
-"""The texts of a network whose architecture is known: five forwards instead of twenty."""
+"""The text of a network whose architecture is known: three forwards instead of twenty, one of each kind that weights
+take part in (of a whole text, of several rows, of one). What slots keep does not depend on weights."""
 MAX_LENGTH = 512
 """Lengths of the config beyond this one are not tried: that would take longer than to load the weights."""
 PIECES = 8
@@ -118,8 +119,11 @@ def self_check(network: CheckedNetwork, module: PreTrainedModel, brief: bool = F
     try:
         texts = _texts(network, module, brief)
         plain = _plain(network, texts)
-        plain.append(plain[0][len(texts[0]) // 2 :])
-        served = _served(network, texts, BRIEF_SINGLE_ROWS if brief else SINGLE_ROWS)
+        if brief:
+            served = _in_steps(network, texts, BRIEF_SINGLE_ROWS)
+        else:
+            plain.append(plain[0][len(texts[0]) // 2 :])
+            served = _in_used_slots(network, texts)
         compared = [_compare(*pair, allowed) for pair in zip(plain, served, strict=True)]
     except torch.OutOfMemoryError:
         raise
@@ -160,10 +164,17 @@ def _plain(network: CheckedNetwork, texts: list[list[int]]) -> list[torch.Tensor
 
 
 @torch.inference_mode()
-def _served(network: CheckedNetwork, texts: list[list[int]], singles: int) -> list[torch.Tensor]:
+def _in_used_slots(network: CheckedNetwork, texts: list[list[int]]) -> list[torch.Tensor]:
     """Logits of all positions of each text, and of the second half of the first, which goes on from its first half."""
     for slot in range(len(texts)):  # what an earlier text leaves
         network.logits(Step([_all_wanted(slot, 0, texts[0][::-1])]))
+    found, half = _in_steps(network, texts, SINGLE_ROWS), len(texts[0]) // 2
+    return [*found, network.logits(Step([_all_wanted(0, half, texts[0][half:])]))]
+
+
+@torch.inference_mode()
+def _in_steps(network: CheckedNetwork, texts: list[list[int]], singles: int) -> list[torch.Tensor]:
+    """Logits of all positions of each text."""
     found: list[list[torch.Tensor]] = [[] for _ in texts]
     for rows in _steps(texts, singles):
         logits = network.logits(Step(rows))
@@ -171,9 +182,7 @@ def _served(network: CheckedNetwork, texts: list[list[int]], singles: int) -> li
             rows, torch.split_with_sizes(logits, [len(entry.tokens) for entry in rows]), strict=True
         ):
             found[entry.slot].append(part)
-    half = len(texts[0]) // 2
-    again = network.logits(Step([_all_wanted(0, half, texts[0][half:])]))
-    return [*map(torch.cat, found), again]
+    return [*map(torch.cat, found)]
 
 
 def _steps(texts: list[list[int]], singles: int) -> Iterator[list[Rows]]:

@@ -39,13 +39,14 @@ from tfs_lite.protocols.generation_tensors import generation_signature
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from tfs_lite.adapters.language.attention import ShapeProbe
     from tfs_lite.adapters.language.self_check import SelfCheckResult
 
 NAME = "transformers"
 ARTEFACT = "config.json and *.safetensors"
 MIB = 1 << 20
-_PASSED = Architectures[bool]()
-"""Those whose networks have passed the whole self-check."""
+_PASSED: Architectures[ShapeProbe] = Architectures()
+"""The shapes of those whose networks have passed the whole self-check."""
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -277,11 +278,11 @@ def _batched_network(
     from tfs_lite.adapters.language.self_check import self_check
 
     key = architecture(module, slots, length, packed_bytes(module) > 0)
-    is_known = _PASSED.find(key) is not None
+    known = _PASSED.find(key)
     try:
-        network = Network(module, device, slots, length, fixed=fixed)
-        result = self_check(network, module, brief=is_known)
-        if is_known and not result.ok:
+        network = Network(module, device, slots, length, fixed=fixed, probe=known)
+        result = self_check(network, module, brief=known is not None)
+        if known is not None and not result.ok:
             result = self_check(network, module)
     except Exception as error:
         if out_of_memory(error):
@@ -289,7 +290,7 @@ def _batched_network(
         return sentence(error)
     _require_finite(result, module)
     if result.ok:
-        _PASSED.add(key, True)
+        _PASSED.add(key, network.probe)
     return network if result.ok else str(result)
 
 

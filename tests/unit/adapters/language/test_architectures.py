@@ -18,6 +18,7 @@ from tfs_lite.adapters.encoders import model as encoder
 from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.language import architectures, transformers_model
 from tfs_lite.adapters.language.architectures import Architectures
+from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import SelfCheckResult
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.core.servable import ServableId
@@ -83,6 +84,33 @@ def test_second_version_of_an_architecture_takes_a_fraction_of_the_forwards(buil
     assert 2 * len(second) < len(first)
 
 
+def test_known_language_model_runs_a_whole_text_several_rows_and_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_model, "_PASSED", Architectures())
+    load(tmp_path / "1", llama(32))
+    model, tokens = load(tmp_path / "2", llama(32), seed=1)
+    assert tokens == [6, 5, 1]
+    assert model.batches
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_known_language_model_whose_steps_are_wrong_is_checked_in_full(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_model, "_PASSED", Architectures())
+    load(tmp_path / "1", llama(32))
+    right = Network.logits
+
+    def wrong(self: Network, step: Any) -> torch.Tensor:
+        found = right(self, step)
+        return -found if len(found) == rows else found
+
+    monkeypatch.setattr(Network, "logits", wrong)
+    _, tokens = load(tmp_path / "2", llama(32), seed=1)
+    assert len(tokens) > 3
+
+
 def test_version_of_another_architecture_is_checked_in_full(build: Build, tmp_path: Path) -> None:
     _, first = load(tmp_path / "1", build(32))
     _, wider = load(tmp_path / "2", build(64))
@@ -107,13 +135,26 @@ def test_encoder_that_is_checked_in_brief_answers_as_its_network(
     assert model._joins
 
 
+def test_known_encoder_runs_a_row_alone_and_joined_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "_FOUND", Architectures())
+    load(tmp_path / "1", bert(32))
+    model, tokens = load(tmp_path / "2", bert(32), seed=1)
+    assert tokens == [5, 5 + 8 + 5]
+    assert model._joins
+
+
+@pytest.mark.parametrize(("row", "wrong"), [(0, -1.0), (1, np.nan), (2, -1.0)])
 def test_encoder_that_does_not_confirm_what_is_known_is_checked_in_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    row: int, wrong: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoder, "_FOUND", Architectures())
     _, first = load(tmp_path / "1", bert(32))
     joined = encoder.TextEncoder._joined
-    monkeypatch.setattr(encoder.TextEncoder, "_joined", lambda self, rows: [1 - row for row in joined(self, rows)])
+
+    def of_one_row(self: encoder.TextEncoder, rows: Any) -> Any:
+        return [answer * wrong if at == row else answer for at, answer in enumerate(joined(self, rows))]
+
+    monkeypatch.setattr(encoder.TextEncoder, "_joined", of_one_row)
     model, second = load(tmp_path / "2", bert(32), seed=1)
     assert not model._joins
     assert second[-len(first) :] == first
@@ -144,3 +185,14 @@ def test_architectures_are_forgotten_in_the_order_in_which_they_were_found() -> 
     for number in range(architectures.MOST + 1):
         known.add(str(number), number)
     assert (known.find("0"), known.find("1"), known.find(str(architectures.MOST))) == (None, 1, architectures.MOST)
+
+
+def test_versions_share_a_tokenizer_while_one_of_them_is_loaded(build: Build, tmp_path: Path) -> None:
+    first, _ = load(tmp_path / "1", build(32))
+    second, _ = load(tmp_path / "2", build(32), seed=1)
+    name = "_reader" if isinstance(first, encoder.TextEncoder) else "_codec"
+    assert getattr(second, name) is getattr(first, name)
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    third, _ = load(tmp_path / "3", build(32), seed=2)
+    assert getattr(third, name) is not getattr(first, name)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+import weakref
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,8 +17,9 @@ from tests.support.errors import refusal
 from tests.support.profiles import examples
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language.byte_codec import BYTES, ByteCodec, byte_codec
-from tfs_lite.adapters.language.codec import MAX_HELD, Codec, WindowStream, open_codec
+from tfs_lite.adapters.language.codec import MAX_HELD, MOST_DIGESTED, Codec, MadeOfFiles, WindowStream, open_codec
 from tfs_lite.adapters.language.family import load_library
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.core.generation import ChatPrompt
 from tfs_lite.core.status import StatusCode
 
@@ -381,3 +385,75 @@ def test_byte_tokenizer_has_chats(tmp_path):
 def test_byte_tokenizer_with_strange_special_tokens_fails_the_load(tmp_path, field, value):
     files = {"tokenizer_class": "ByteTokenizer", field: value}
     assert field in refused(StatusCode.DATA_LOSS, tmp_path, **files)
+
+
+class Made:
+    """Something that is made of files, and counts itself."""
+
+
+def files_of(directory: Path, **contents: str) -> VersionFiles:
+    for name, content in contents.items():
+        path = directory / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return read_version(str(directory))
+
+
+def test_versions_with_the_same_files_but_weights_share_what_is_made_of_them(tmp_path: Path) -> None:
+    shared = MadeOfFiles[Made]()
+    first = files_of(tmp_path / "1", **{"tokenizer.json": "a", "model.safetensors": "x", "more__b.json": "b"})
+    second = files_of(tmp_path / "2", **{"tokenizer.json": "a", "model.safetensors": "y", "more__b.json": "b"})
+    made = shared.of(first, Made, 5)
+    assert shared.of(second, Made, 5) is made
+    assert shared.of(second, Made, 6) is not made
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tokenizer.json": "A", "more__b.json": "b"},
+        {"tokenizer.jsom": "a", "more__b.json": "b"},
+        {"tokenizer.json": "a", "more__b.json": "B"},
+        {"tokenizer.json": "a", "more__c.json": "b"},
+        {"tokenizer.json": "a", "more__b.json": "b", "merges.txt": ""},
+        {"tokenizer.json": "b", "more__b.json": "a"},
+    ],
+    ids=str,
+)
+def test_version_with_other_files_shares_nothing(tmp_path: Path, other: dict[str, str]) -> None:
+    shared = MadeOfFiles[Made]()
+    made = shared.of(files_of(tmp_path / "1", **{"tokenizer.json": "a", "more__b.json": "b"}), Made)
+    assert shared.of(files_of(tmp_path / "2", **other), Made) is not made
+
+
+def test_nothing_is_shared_of_files_that_change_while_it_is_made(tmp_path: Path) -> None:
+    shared = MadeOfFiles[Made]()
+    files, others = files_of(tmp_path / "1", a="a"), files_of(tmp_path / "2", a="a")
+
+    def make() -> Made:
+        (tmp_path / "1" / "a").write_text("b")
+        return Made()
+
+    made = shared.of(files, make)
+    assert shared.of(others, Made) is not made
+    assert shared.of(files, Made) is not made
+
+
+def test_nothing_is_shared_of_what_is_no_plain_file_or_too_large(tmp_path: Path) -> None:
+    shared = MadeOfFiles[Made]()
+    files = files_of(tmp_path / "1", a="a")
+    os.truncate(tmp_path / "1" / "a", MOST_DIGESTED + 1)
+    assert shared.of(files, Made) is not shared.of(files, Made)
+    files = files_of(tmp_path / "2", a="a")
+    os.mkfifo(tmp_path / "2" / "b")
+    assert shared.of(files, Made) is not shared.of(files, Made)
+
+
+def test_what_is_shared_goes_with_its_last_user(tmp_path: Path) -> None:
+    shared = MadeOfFiles[Made]()
+    files = files_of(tmp_path, a="a")
+    made = shared.of(files, Made)
+    gone = weakref.ref(made)
+    del made
+    assert gone() is None
+    assert isinstance(shared.of(files, Made), Made)
