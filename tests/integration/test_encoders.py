@@ -404,6 +404,7 @@ def test_new_version_takes_over_under_load_without_a_failed_request(encoders: En
     for thread in threads:
         thread.start()
     try:
+        wait_until(lambda: "1" in versions, "the old version answers")
         shutil.copytree(tmp_path / "2", served.root / "swapped" / ".2")
         (served.root / "swapped" / ".2").rename(served.root / "swapped" / "2")
         served.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE}, "swapped")
