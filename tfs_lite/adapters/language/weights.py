@@ -10,6 +10,7 @@ shape, of which it only warns, are errors here that name file and tensor.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
@@ -93,7 +94,7 @@ def load_network(
     if isinstance(found, ServingError):
         raise found
     module, report, places = found
-    _check_report(report, headers)
+    _check_report(report, headers, files.directory)
     meter.begin(LoadPhase.OPENING)
     module.__class__ = made
     module.config.dtype = dtype
@@ -246,7 +247,7 @@ def _tensors(
     return {name: _Stored(opened[header.file], name, failures, places) for name, header in headers.items()}
 
 
-def _check_report(report: Report, headers: Mapping[str, WeightHeader]) -> None:
+def _check_report(report: Report, headers: Mapping[str, WeightHeader], directory: str) -> None:
     where = INDEX if len({each.file for each in headers.values()}) > 1 else next(iter(headers.values())).file
     if report["mismatched_keys"]:
         name, stored, wanted = min(report["mismatched_keys"])
@@ -259,4 +260,5 @@ def _check_report(report: Report, headers: Mapping[str, WeightHeader]) -> None:
     if report["error_msgs"]:
         raise failed_precondition(f"{where}: {next(iter(report['error_msgs']))!s:.300}")
     if report["unexpected_keys"]:
-        logger.warning("%s has tensors without a place in the network: %s", where, shown(report["unexpected_keys"]))
+        path = os.path.join(directory, where)
+        logger.warning("%s has tensors without a place in the network: %s", path, shown(report["unexpected_keys"]))
