@@ -10,6 +10,7 @@ counts them as memory that it can have.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 import weakref
@@ -24,6 +25,11 @@ MOST_BYTES = 512 << 20
 LEAST_BYTES = 1 << 16
 """Of a mapping that is worth keeping: there are not many more of them than :data:`MOST_BYTES` has room for."""
 _FREE: int | None = getattr(mmap, "MADV_FREE", None)
+_PIECE = 8 << 20
+"""Bytes that are marked as free in one call."""
+_madvise = getattr(ctypes.CDLL(None), "madvise", None)
+if _madvise is not None:
+    _madvise.argtypes, _madvise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
 
 
 class SparePages:
@@ -87,18 +93,27 @@ class SparePages:
     def _dropped(self, memory: mmap.mmap) -> None:
         """Runs wherever the last reference goes, also in a garbage collection in the middle of another method: if the
         lock is taken, the mapping is given back."""
-        if _FREE is None or not self._lock.acquire(blocking=False):
+        if not self._has_room(memory) or not _mark_as_free(memory) or not self._lock.acquire(blocking=False):
             return
         try:
-            if self._servers and self._bytes + len(memory) <= self._most:
-                memory.madvise(_FREE)
+            if self._has_room(memory):
                 self._kept.setdefault(len(memory), []).append(memory)
                 self._bytes += len(memory)
                 self._changes += 1
-        except OSError:
-            pass  # not for this mapping: it is given back
         finally:
             self._lock.release()
+
+    def _has_room(self, memory: mmap.mmap) -> bool:
+        return self._servers > 0 and self._bytes + len(memory) <= self._most
+
+
+def _mark_as_free(memory: mmap.mmap) -> bool:
+    """Whether the system takes the pages as soon as it needs any. ``mmap.madvise`` would keep the interpreter lock
+    meanwhile, 30 ms for half a gigabyte."""
+    if _FREE is None or _madvise is None:
+        return False
+    at, size = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
+    return all(_madvise(at + start, min(_PIECE, size - start), _FREE) == 0 for start in range(0, size, _PIECE))
 
 
 SPARE = SparePages()

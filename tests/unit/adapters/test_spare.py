@@ -1,3 +1,4 @@
+import ctypes
 import gc
 import mmap
 import threading
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.servers.process import wait_until
-from tfs_lite.adapters import memory
+from tfs_lite.adapters import memory, spare
 from tfs_lite.adapters.spare import LEAST_BYTES, SPARE, SparePages
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -210,3 +211,27 @@ def test_a_server_that_ends_keeps_nothing():
     assert SPARE.nbytes == 0
     del array
     assert SPARE.nbytes == 0
+
+
+def test_memory_is_marked_as_free_in_pieces_between_which_other_threads_run(pages, monkeypatch):
+    """A call of ctypes gives the interpreter lock away; one of ``mmap`` would keep it for 30 ms."""
+    sizes, madvise = [], spare._madvise
+
+    def told(at, size, advice):
+        sizes.append(size)
+        return madvise(at, size, advice)
+
+    assert isinstance(madvise, ctypes._CFuncPtr)
+    monkeypatch.setattr(spare, "_madvise", told)
+    monkeypatch.setattr(spare, "_PIECE", MIB)
+    held = pages.map(3 * MIB + 5)
+    del held
+    assert sizes == [MIB, MIB, MIB, 5]
+    assert pages.nbytes == 3 * MIB + 5
+
+
+def test_memory_that_the_system_will_not_take_is_given_back(pages, monkeypatch):
+    monkeypatch.setattr(spare, "_madvise", lambda at, size, advice: -1)
+    held = pages.map(MIB)
+    del held
+    assert pages.nbytes == 0
