@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tfs_lite.adapters.cuda.memory import empty_caches
-from tfs_lite.adapters.spare import SPARE
+from tfs_lite.adapters.spare import SPARE, SparePages
 from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
@@ -171,8 +171,10 @@ class MemoryReturn:
         release_exempt: Callable[[], None] = release_exempt_memory,
         exempted: Callable[[], int] = exemptions,
         return_free: Callable[[], None] = return_free_memory,
+        spare: SparePages = SPARE,
     ) -> None:
         self._return_free = return_free
+        self._spare = spare
         self._exempted = exempted
         self._clock = clock
         self._release, self._release_exempt = release, release_exempt
@@ -189,7 +191,7 @@ class MemoryReturn:
 
     def start(self) -> None:
         self._begun = True
-        SPARE.begin()
+        self._spare.begin()
         self._thread.start()
 
     def return_free(self) -> None:
@@ -245,7 +247,7 @@ class MemoryReturn:
             due.cancel()
         self._thread.stop()
         if begun:
-            SPARE.end()
+            self._spare.end()
 
     def _wake(self) -> None:
         self._wanted.set()
@@ -261,10 +263,10 @@ class MemoryReturn:
         """Gives back the memory that is kept for weights, unless some was kept or used again a moment ago. Weights may
         be dropped at any time: by an unload, a collection, or a request that ends late."""
         now = self._clock.monotonic()
-        if SPARE.changes != self._spare_changes:
-            self._spare_changes, self._spare_since = SPARE.changes, now
-        elif SPARE.nbytes and now - self._spare_since >= SPARE_SECONDS:
-            SPARE.clear()
+        if self._spare.changes != self._spare_changes:
+            self._spare_changes, self._spare_since = self._spare.changes, now
+        elif self._spare.nbytes and now - self._spare_since >= SPARE_SECONDS:
+            self._spare.clear()
 
 
 def trim_heap() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.servers.process import wait_until
 from tfs_lite.adapters import memory, spare
-from tfs_lite.adapters.spare import LEAST_BYTES, SPARE, SparePages
+from tfs_lite.adapters.spare import LEAST_BYTES, SparePages
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
@@ -152,65 +152,73 @@ def test_weights_of_a_circle_that_a_finalizer_saves_from_a_collection_stay_whole
     assert (saved[0] == 7).all()
 
 
+def returns(clock, spare):
+    """What a server has that gives memory back, with other memory than the servers of the process."""
+    return memory.MemoryReturn(clock, lambda: None, lambda: None, spare=spare)
+
+
 @pytest.fixture
 def returning():
-    """The clock of a server that is up, and what looks once whether memory is to go back."""
-    clock = VirtualClock()
-    found = memory.MemoryReturn(clock, lambda: None, lambda: None)
+    """The clock of a server that is up, its memory, and what looks once whether that is to go back."""
+    clock, spare = VirtualClock(), SparePages()
+    found = returns(clock, spare)
     found.start()
-    yield clock, found._return_unused_spare
+    yield clock, spare, found._return_unused_spare
     found.close()
-    assert SPARE.nbytes == 0
+    assert spare.nbytes == 0
 
 
 def test_kept_memory_goes_back_a_moment_after_its_last_use(returning):
-    clock, look = returning
+    clock, spare, look = returning
     for _ in range(3):
-        SPARE.map(MIB)
+        spare.map(MIB)
         look()
         clock.advance(0.9 * memory.SPARE_SECONDS)
-        assert SPARE.nbytes == MIB
+        assert spare.nbytes == MIB
     look()
-    assert SPARE.nbytes == MIB
+    assert spare.nbytes == MIB
     clock.advance(memory.SPARE_SECONDS)
     look()
-    assert SPARE.nbytes == 0
+    assert spare.nbytes == 0
 
 
 def test_memory_that_is_dropped_without_a_load_or_unload_goes_back_too(monkeypatch):
     """A collection drops it, or a request that has ended late."""
     monkeypatch.setattr(memory, "SPARE_SECONDS", 0.01)
-    found = memory.MemoryReturn(SystemClock(), lambda: None, lambda: None)
+    spare = SparePages()
+    found = returns(SystemClock(), spare)
     found.start()
     try:
-        SPARE.map(MIB)
-        wait_until(lambda: SPARE.nbytes == 0, "the memory is given back")
+        spare.map(MIB)
+        wait_until(lambda: spare.nbytes == 0, "the memory is given back")
     finally:
         found.close()
 
 
 def test_a_server_that_ends_takes_nothing_from_another_one_of_the_process():
-    first, second = (memory.MemoryReturn(VirtualClock(), lambda: None, lambda: None) for _ in range(2))
+    spare = SparePages()
+    first, second = (returns(VirtualClock(), spare) for _ in range(2))
     first.start()
     second.start()
     first.close()
     first.close()
-    SPARE.map(MIB)
-    assert SPARE.nbytes == MIB
+    spare.map(MIB)
+    assert spare.nbytes == MIB
     second.close()
-    assert SPARE.nbytes == 0
+    assert spare.nbytes == 0
 
 
 def test_a_server_that_ends_keeps_nothing():
-    found = memory.MemoryReturn(VirtualClock(), lambda: None, lambda: None)
+    spare = SparePages()
+    found = returns(VirtualClock(), spare)
     found.start()
-    array = SPARE.map(MIB)
-    SPARE.map(2 * MIB)
-    assert SPARE.nbytes == 2 * MIB
+    array = spare.map(MIB)
+    spare.map(2 * MIB)
+    assert spare.nbytes == 2 * MIB
     found.close()
-    assert SPARE.nbytes == 0
+    assert spare.nbytes == 0
     del array
-    assert SPARE.nbytes == 0
+    assert spare.nbytes == 0
 
 
 def test_memory_is_marked_as_free_in_pieces_between_which_other_threads_run(pages, monkeypatch):
