@@ -137,7 +137,8 @@ class Server:
         return self._lifecycle
 
     def _on_decided(self, failure: ServingError | None) -> None:
-        self.failure = failure
+        """Keeps the first failure: a GPU may fail under a request that comes between the readiness and its report."""
+        self.failure = self.failure or failure
         self._decided.set()
         if failure is not None:
             self._ended.set()

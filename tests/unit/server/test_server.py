@@ -247,6 +247,15 @@ def test_failed_first_load_can_end_the_server(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_failure_that_comes_before_the_report_of_readiness_stays(tmp_path: Path) -> None:
+    """Requests are answered from the readiness on, and a GPU that fails under one ends the server with an error."""
+    server, failure = Server(**one(tmp_path)), ServingError(StatusCode.UNAVAILABLE, "a GPU failed")
+    server._on_decided(failure)
+    server._on_decided(None)
+    assert server.failure is failure
+    assert server.wait(0)
+
+
 def test_stop_answers_every_request_that_got_in(tmp_path: Path, publish: Publish) -> None:
     publish("m", 1)
     answered = threading.Semaphore(0)
