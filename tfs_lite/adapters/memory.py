@@ -15,12 +15,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from tfs_lite.adapters.cuda.memory import empty_caches
-from tfs_lite.adapters.spare import SPARE, SparePages
+from tfs_lite.adapters.spare import SPARE, SparePages, c_function
 from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
@@ -317,19 +316,8 @@ def freeze_gc() -> None:
     gc.set_threshold(YOUNG, 10, 10)
 
 
-def _of_glibc(name: str, *arguments: type[Any]) -> Callable[..., int] | None:
-    """A function of glibc; None with other C libraries."""
-    try:
-        function = getattr(ctypes.CDLL(None), name)
-    except (OSError, AttributeError, TypeError):
-        return None
-    function.argtypes, function.restype = arguments, ctypes.c_int
-    found: Callable[..., int] = function
-    return found
-
-
-_malloc_trim = _of_glibc("malloc_trim", ctypes.c_size_t)
-_mallopt = _of_glibc("mallopt", ctypes.c_int, ctypes.c_int)
+_malloc_trim = c_function("malloc_trim", ctypes.c_size_t)
+_mallopt = c_function("mallopt", ctypes.c_int, ctypes.c_int)
 
 
 def drop_file_caches(directory: str) -> None:

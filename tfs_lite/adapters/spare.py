@@ -14,6 +14,8 @@ import ctypes
 import mmap
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +29,21 @@ LEAST_BYTES = 1 << 16
 _FREE: int | None = getattr(mmap, "MADV_FREE", None)
 _PIECE = 8 << 20
 """Bytes that are marked as free in one call."""
-_madvise = getattr(ctypes.CDLL(None), "madvise", None)
-if _madvise is not None:
-    _madvise.argtypes, _madvise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+
+
+def c_function(name: str, *arguments: type[Any]) -> Callable[..., int] | None:
+    """A function of the C library that returns an int; it runs without the interpreter lock. None where the library
+    lacks it."""
+    try:
+        function = getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError, TypeError):
+        return None
+    function.argtypes, function.restype = arguments, ctypes.c_int
+    found: Callable[..., int] = function
+    return found
+
+
+_madvise = c_function("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class SparePages:
@@ -59,7 +73,7 @@ class SparePages:
             self._servers += 1
 
     def end(self) -> None:
-        """A server that has begun ends. With the last one all that is kept is given back."""
+        """A server that has begun ends. All that is kept is given back; after the last one nothing is kept any more."""
         with self._lock:
             self._servers -= 1
         self.clear()
