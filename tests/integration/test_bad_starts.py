@@ -35,7 +35,7 @@ def refused(monkeypatch, capsys):
     """The one line of ``tfs-lite serve`` in this process, which keeps its signals, log and threads."""
 
     def start(*flags: str, exit_code: int) -> str:
-        for name in ("StopSignal", "start_logging", "_unblock_outputs", "_set_torch_threads"):
+        for name in ("StopSignal", "start_logging", "tell_openmp", "_unblock_outputs", "_set_torch_threads"):
             monkeypatch.setattr(serve, name, Mock())
         port, rest_port = free_ports(2)
         assert main(["serve", f"--port={port}", f"--rest_api_port={rest_port}", *flags]) == exit_code

@@ -16,7 +16,6 @@ import torch
 
 from tfs_lite.core.resources import GPU, MAIN, RAM, GroupMemory, Resource, ResourceAllocation
 from tfs_lite.core.status import failed_precondition, invalid_argument
-from tfs_lite.core.threads import usable_cpus
 
 _SETTING = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -91,9 +90,10 @@ def gpu_use() -> tuple[tuple[int, int], ...]:
 
 
 def configure_torch_threads(intra: int = 0, inter: int = 0) -> None:
-    """Sets torch's threads inside an operator (0: all cores but one, which the front end keeps) and between operators
-    (0: torch's choice). Call it before the first model runs: the second number cannot be changed later."""
-    torch.set_num_threads(intra if intra > 0 else max(1, usable_cpus() - 1))
+    """Sets torch's threads inside an operator and between operators; 0: torch's choice. Call it before the first model
+    runs: the second number cannot be changed later."""
+    if intra > 0:
+        torch.set_num_threads(intra)
     if inter > 0 and inter != torch.get_num_interop_threads():
         try:
             torch.set_num_interop_threads(inter)

@@ -43,7 +43,7 @@ def describe(
     reason: str = "",
 ) -> str:
     """The request as JSON, for :func:`open_version`. ``torch_threads`` is how many threads torch uses inside an
-    operator there (0: all cores but one), ``gpu_fraction`` the share of each GPU's memory that the process may take (0:
+    operator there (0: as in the server), ``gpu_fraction`` the share of each GPU's memory that the process may take (0:
     all of it), ``saved_model_tags`` which graph of a SavedModel is served. ``reason``: why the version has a process,
     where neither its config nor the server asks for one. The files are listed again when the version
     is opened. FAILED_PRECONDITION for a directory whose name is no text."""

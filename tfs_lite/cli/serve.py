@@ -28,7 +28,7 @@ from tfs_lite.cli.output import DONE, LEFT_BEHIND, CliError, UsageError, print_j
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.history import Cause, Origin, acting, iso_time
 from tfs_lite.core.status import Reason, ServingError
-from tfs_lite.core.threads import left_behind
+from tfs_lite.core.threads import left_behind, usable_cpus
 from tfs_lite.protocols.log_format import JSON, start_logging
 from tfs_lite.serving.options import ServerOptions
 
@@ -39,6 +39,7 @@ _HANG_UP = bytes([signal.SIGHUP])
 
 
 logger = logging.getLogger(__name__)
+OPENMP_THREADS = "OMP_NUM_THREADS"
 STOP_SECONDS = 20.0
 """The longest part of a stop that waits neither for requests nor for unloads."""
 
@@ -54,6 +55,7 @@ def run(argv: Sequence[str]) -> int:
     options, threads = server_options(settings), torch_threads(settings)
     stop = StopSignal()
     start_logging(settings["log_level"].upper(), settings["log_format"])
+    tell_openmp(threads[0])
     _prepare_processes()
     _unblock_outputs()  # starts threads, after which the process cannot be forked any more
     start_logging(settings["log_level"].upper(), settings["log_format"])
@@ -224,6 +226,14 @@ def _print_banner(server: Server, as_json: bool, log_format: str) -> None:
     if server.rest_api_port is not None:
         lines.append(f"  HTTP  {scheme}://{host}:{server.rest_api_port}/v1/models")
     print("\n".join(lines), flush=True)
+
+
+def tell_openmp(intra: int) -> None:
+    """Says in the environment how many threads work on one operator, before torch is imported. What torch is told
+    later holds for the thread that tells it: in any other one, of this process or of a model's, oneDNN begins with a
+    team of all cores, whose members keep cores busy while they wait for one another."""
+    if intra > 0 or not os.environ.get(OPENMP_THREADS):
+        os.environ[OPENMP_THREADS] = str(intra or max(1, usable_cpus() - 1))
 
 
 def _prepare_processes() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tfs_lite.cli.flag_parser import parse_flags
 from tfs_lite.cli.flags import FIRST_FLAGS, FLAGS
 from tfs_lite.cli.output import UsageError
-from tfs_lite.cli.serve import help_text, server_options, torch_threads
+from tfs_lite.cli.serve import OPENMP_THREADS, help_text, server_options, tell_openmp, torch_threads
+from tfs_lite.core.threads import usable_cpus
 from tfs_lite.serving.options import ServerOptions
 
 
@@ -63,6 +66,17 @@ def test_flags_that_contradict_one_another_or_serve_nothing_are_wrong_usage(flag
 )
 def test_parallelism_flags_set_torchs_threads(flags: list[str], threads: tuple[int, int]) -> None:
     assert torch_threads(parse_flags(flags, {})) == threads
+
+
+@pytest.mark.parametrize(
+    ("flag", "surroundings", "told"), [(3, "2", 3), (0, "2", 2), (0, "", max(usable_cpus() - 1, 1))]
+)
+def test_openmp_is_told_the_flag_or_what_the_environment_says_or_all_cores_but_one(
+    monkeypatch: pytest.MonkeyPatch, flag: int, surroundings: str, told: int
+) -> None:
+    monkeypatch.setenv(OPENMP_THREADS, surroundings)
+    tell_openmp(flag)
+    assert os.environ[OPENMP_THREADS] == str(told)
 
 
 def test_all_three_parallelism_flags_contradict_one_another() -> None:
