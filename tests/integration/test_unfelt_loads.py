@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import threading
 from pathlib import Path
 
 import httpx
@@ -10,11 +14,13 @@ import torch
 
 from tests.support.platforms.tagged import TAGGED
 from tests.support.servers.in_process import serving
-from tfs_lite.adapters import memory, yielding
+from tests.support.servers.process import wait_until
+from tfs_lite.adapters import memory
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.adapters.pytorch.libtorch import LARGE_BYTES
+from tfs_lite.core import yielding
 from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.operations.history.memory import KEPT_BYTES
 
@@ -23,7 +29,7 @@ MEGABYTES = 2 * KEPT_BYTES / 1e6
 
 
 class Pieces:
-    """Stands in for the clock of a :class:`~tfs_lite.adapters.yielding.Yielder`: each piece of work takes a tick."""
+    """Stands in for the clock of a :class:`~tfs_lite.core.yielding.Yielder`: each piece of work takes a tick."""
 
     def __init__(self) -> None:
         self.given_away = 0
@@ -69,6 +75,30 @@ def test_unload_of_a_large_version_needs_no_collection(tmp_path: Path) -> None:
         for version in range(3, PUSHES + 3):
             swap_to(version)
         assert collections(served.url) == before
+
+
+def of_low_priority(usual: int) -> set[str]:
+    """The threads of this process that have less than the usual priority, by their names, without those that end
+    meanwhile. A name is empty where Python has not started the thread."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found = set[str]()
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpriority(os.PRIO_PROCESS, thread) > usual:
+                found.add(names.get(thread, "").rstrip("-0123456789"))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
+def test_loads_of_low_priority_leave_no_thread_behind_that_keeps_it(tmp_path: Path) -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    kinds = [kind for kind in ("pytorch_export", "transformers", "language") if not TAGGED[kind].lacks()]
+    for kind in kinds:
+        (tmp_path / "scratch" / kind).mkdir(parents=True)
+        (tmp_path / "models" / kind).mkdir(parents=True)
+        TAGGED[kind].writer(tmp_path / "scratch" / kind, 0)(1, tmp_path / "models" / kind)
+    with serving(tmp_path / "models", model_repository=str(tmp_path / "models"), ready_requires_all_models=True):
+        wait_until(lambda: not of_low_priority(usual), "all threads have the usual priority", timeout=20)
 
 
 def test_load_and_unload_of_a_program_give_the_lock_away_with_each_weight(tmp_path: Path, pieces: Pieces) -> None:

@@ -9,7 +9,6 @@
     pytorch/, aoti/, python/, onnx/, language/, encoders/   the platforms
     exported/           exported programs, built without torch's own loader
     inspect/            what may be inside an archive, found out before torch opens it
-    yielding            lets other threads run while one does long work in Python
     remote              the same load in a process of its own
     device, memory, measured, cuda/   devices, what versions take, GPUs
     spare               memory of dropped weights, kept a moment for the next ones

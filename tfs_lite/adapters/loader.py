@@ -48,7 +48,6 @@ from tfs_lite.adapters.python.imports import importing_in_turns
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
-from tfs_lite.adapters.yielding import giving_way
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.generation import LanguageModel
@@ -57,6 +56,7 @@ from tfs_lite.core.model import Model, Servable, close_models
 from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.core.yielding import giving_way
 
 MAX_RESIDENT = 1 << 57
 """Bytes of main memory that a model cannot hold: more than processors address."""
@@ -165,7 +165,7 @@ class ArtifactLoader(Loader):
     def load(self, servable_id: ServableId) -> None:
         self._meter = LoadMeter()
         try:
-            with giving_way(), importing_in_turns():
+            with importing_in_turns():
                 self._load(servable_id, self._meter)
         finally:
             self._meter = None

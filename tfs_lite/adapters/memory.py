@@ -20,11 +20,11 @@ import torch
 
 from tfs_lite.adapters.cuda.memory import empty_caches
 from tfs_lite.adapters.spare import SPARE, SparePages, c_function
-from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.threads import PeriodicThread
+from tfs_lite.core.yielding import Yielder
 
 YOUNG = 10_000
 """Objects allocated, less those freed, between two collections of the youngest generation."""

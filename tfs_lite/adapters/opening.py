@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tfs_lite.adapters.measured import Measured
+from tfs_lite.adapters.python.imports import importing_in_turns
 from tfs_lite.config.model import ModelSettings, files_beside
 from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.manifest import Tree, read_tree, state_of, state_of_file
 from tfs_lite.core.model import Model, ModelAround, close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, listed, not_found, printable
+from tfs_lite.core.yielding import lower_priority
 
 MAX_SHOWN = 8
 GONE = "its directory is gone"
@@ -210,6 +213,10 @@ class Platform:
     ``reads`` returns those of a version's files, given by their paths inside it, that the platform reads; None means
     that the version's own code may read any.
 
+    ``in_background``: a thread of low priority calls ``open`` and ends (:func:`tfs_lite.core.yielding.lower_priority`).
+    Only for platforms whose ``open`` leaves no thread and no process behind. A model on a GPU is opened by a thread of
+    ordinary priority, because the driver starts threads of its own.
+
     ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
     where models live: where config and server say, always in the server, or always in a process of their own.
     ``apart`` says why a version should have a process of its own where neither of them says anything; empty if it
@@ -241,6 +248,7 @@ class Platform:
     shared: tuple[str, ...] = ()
     check_config: Callable[[str, ModelSettings], object] | None = None
     reads: Callable[[VersionFiles, Collection[str]], Collection[str]] | None = None
+    in_background: bool = False
 
     @property
     def is_served(self) -> bool:
@@ -249,7 +257,17 @@ class Platform:
 
     def start(self, request: OpenRequest) -> OpenedModel:
         """Calls ``open``; UNIMPLEMENTED if there is none, or what it imports is not installed."""
-        return self._call(self.open, request)
+        if not self.in_background:
+            return self._call(self.open, request)
+
+        def call() -> OpenedModel:
+            if not request.on_gpu:
+                lower_priority()
+            with importing_in_turns():
+                return self._call(self.open, request)
+
+        with ThreadPoolExecutor(1, "tfs-open") as executor:
+            return executor.submit(call).result()
 
     def start_in_process(self, request: OpenRequest) -> OpenedModel:
         """Calls ``open_in_process``; errors as those of ``start``."""

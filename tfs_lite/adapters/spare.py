@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tfs_lite.adapters.yielding import Yielder
+from tfs_lite.core.yielding import Yielder
 from tfs_lite.protocols.dtypes import Array
 
 MOST_BYTES = 512 << 20

@@ -8,6 +8,7 @@
     manifest, publish            a version on disk: which files count, their state; putting one there in one step
     request_context             who asks, under which id, as a part of which trace
     event_bus, clock, executor, threads, callbacks    what is passed in: events, time, threads
+    yielding                     how work in the background lets other threads run
     history                      what happened, who wanted it: events, and a bounded number of them
     trial                        a version on trial, as the way of a request sees it
 

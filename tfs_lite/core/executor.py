@@ -8,6 +8,9 @@ one thread is therefore enough for a broken model not to hold up a healthy one.
 A task may hang all the same, in a disk or in a model's own code, and a thread cannot be interrupted. Therefore a pool
 has :class:`Patience`: a task that runs longer is *overdue*. It goes on, but it no longer counts as a worker: another
 thread takes its place.
+
+All of it is work in the background: while tasks run, the threads that answer requests get the interpreter lock sooner
+(:mod:`tfs_lite.core.yielding`), but for tasks that are overdue.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.status import ServingError
 from tfs_lite.core.threads import JOIN_SECONDS, is_users, join, leave_behind, start
+from tfs_lite.core.yielding import begin_giving_way, end_giving_way, let_others_run
 
 logger = logging.getLogger(__name__)
 
@@ -223,12 +227,14 @@ class PoolExecutor:
             self._queue.popleft(), patience.clock.monotonic() + patience.seconds if patience is not None else 0
         )
         self._running[run] = None
+        begin_giving_way()
         if patience is not None and not self._watched:
             self._watched = True
             patience.clock.call_later(patience.seconds, self._review)
         return run
 
     def _run(self, run: _RunningTask) -> None:
+        let_others_run()
         try:
             run.task.run()
         except BaseException as error:  # the thread goes on, whatever it is
@@ -239,6 +245,8 @@ class PoolExecutor:
             with self._changed:
                 del self._running[run]
                 self._overdue -= run.overdue
+                if not run.overdue:
+                    end_giving_way()
                 self._changed.notify_all()
 
     def _review(self) -> None:
@@ -251,6 +259,7 @@ class PoolExecutor:
             late = [run for run in waited_for if run.due <= now]
             for run in late:
                 run.overdue = True
+                end_giving_way()  # what hangs may do so for ever
             self._overdue += len(late)
             left = min((run.due - now for run in waited_for if not run.overdue), default=None)
             self._watched = left is not None

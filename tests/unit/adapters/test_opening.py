@@ -1,12 +1,17 @@
+import importlib
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from tests.support.errors import refusal
 from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.python.imports import SWITCH_SECONDS
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
+from tfs_lite.core.yielding import NICENESS
 
 REQUEST = OpenRequest(ServableId("m", 1), VersionFiles("/nowhere", frozenset()), "cpu", False)
 
@@ -56,6 +61,40 @@ def test_what_is_no_model_or_answers_nothing_is_refused(opened, told):
     message = refusal(platform.start, REQUEST, code=StatusCode.FAILED_PRECONDITION)
     assert message.startswith("platform odd: ")
     assert message.endswith(told)
+
+
+def niceness():
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
+@pytest.mark.parametrize(("device", "nicer"), [("cpu", NICENESS), ("cuda:0", 0)])
+def test_version_is_opened_in_the_background_by_a_thread_of_low_priority_that_ends(device, nicer):
+    before, threads, found = niceness(), set(threading.enumerate()), list[int]()
+
+    def opened(request):
+        found.append(niceness())
+        raise OSError("the disk is gone")
+
+    platform = Platform("odd", "odd.bin", lambda files: True, opened, in_background=True)
+    with pytest.raises(OSError, match="the disk is gone"):
+        platform.start(OpenRequest(ServableId("m", 1), REQUEST.files, device, False))
+    assert found == [max(before, nicer)]
+    assert niceness() == before
+    assert set(threading.enumerate()) == threads
+
+
+def test_what_is_opened_in_the_background_imports_in_turns(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "network_turn.py").write_text("import sys\ninterval = sys.getswitchinterval()\n")
+    found = list[float]()
+
+    def opened(request):
+        found.append(importlib.import_module("network_turn").interval)
+
+    platform = Platform("odd", "odd.bin", lambda files: True, opened, in_background=True)
+    assert "open returned NoneType" in refusal(platform.start, REQUEST, code=StatusCode.FAILED_PRECONDITION)
+    assert found == [pytest.approx(SWITCH_SECONDS)]
 
 
 @pytest.mark.parametrize(("device", "on_gpu"), [("cpu", False), ("cuda:0", True)])

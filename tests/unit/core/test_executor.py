@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from tests.support.servers.process import wait_until
 from tfs_lite.core.executor import Patience, PoolExecutor, Task
 from tfs_lite.core.threads import left_behind
+from tfs_lite.core.yielding import SWITCH_SECONDS
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 
@@ -197,6 +199,20 @@ def test_task_that_takes_too_long_gives_its_place_to_another(gate: Gate, caplog:
     assert len([record for record in caplog.records if "has run for 10 s" in record.message]) == 1
     gate.open()
     pool.shutdown()
+
+
+def test_other_threads_get_the_interpreter_lock_sooner_while_a_task_runs_that_is_not_overdue(gate: Gate) -> None:
+    clock, before = VirtualClock(), sys.getswitchinterval()
+    pool = patient(clock)
+    for count in range(1, 3):
+        pool.submit(task(gate.work))
+        gate.wait_for(lambda: gate.running == count)  # noqa: B023
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+        clock.advance(10.0)
+        assert sys.getswitchinterval() == before
+    gate.open()
+    pool.shutdown()
+    assert sys.getswitchinterval() == before
 
 
 def test_so_many_tasks_may_be_overdue_and_one_more_keeps_its_place(gate: Gate) -> None:

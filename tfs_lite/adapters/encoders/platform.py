@@ -24,13 +24,7 @@ from tfs_lite.adapters.encoders.tokens import TextReader
 from tfs_lite.adapters.language.budget import check_network
 from tfs_lite.adapters.language.codec import TOKENIZER_FILES, VOCABULARIES, MadeOfFiles, load_tokenizer
 from tfs_lite.adapters.language.hf_files import CONFIG, GENERATION_CONFIG, INDEX, read_json, recognises, weight_files
-from tfs_lite.adapters.language.transformers_model import (
-    ARTEFACT,
-    files_refused,
-    in_a_thread,
-    open_transformers,
-    reserved,
-)
+from tfs_lite.adapters.language.transformers_model import ARTEFACT, files_refused, open_transformers, reserved
 from tfs_lite.adapters.language.weights import load_network, read_headers
 from tfs_lite.adapters.memory import FIXED_BYTES
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
@@ -58,7 +52,7 @@ def open_version(request: OpenRequest) -> OpenedModel:
     wanted = encoder_settings(request.settings)
     with files_refused():
         check_network(read_json(request.files.directory, CONFIG), read_headers(request.files))
-        return in_a_thread(lambda: _open(request, task, wanted))
+        return _open(request, task, wanted)
 
 
 def reserve_version(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
@@ -201,4 +195,6 @@ def _reads(files: VersionFiles, paths: Collection[str]) -> set[str]:
     return {*weight_files(files), *steps, *_READ}
 
 
-PLATFORM = Platform(NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, home="server", reads=_reads)
+PLATFORM = Platform(
+    NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, home="server", reads=_reads, in_background=True
+)

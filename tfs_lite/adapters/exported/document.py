@@ -23,8 +23,8 @@ import orjson
 from tfs_lite.adapters.exported.expression import check_expression
 from tfs_lite.adapters.exported.operators import HIGHER_ORDER, SIZE_FUNCTIONS
 from tfs_lite.adapters.inspect.archive import FRAME, Archive, check_members, damaged, open_archive, unsafe
-from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.status import failed_precondition
+from tfs_lite.core.yielding import Yielder
 from tfs_lite.transport.remembered import Remembered
 
 MAX_DEPTH = 200

@@ -30,7 +30,7 @@ from tfs_lite.adapters.exported.arguments import (
 )
 from tfs_lite.adapters.exported.operators import Operator, UnsupportedProgram, find_operator
 from tfs_lite.adapters.inspect.archive import damaged
-from tfs_lite.adapters.yielding import Yielder
+from tfs_lite.core.yielding import Yielder
 
 PART = 64
 """Statements in one part."""

@@ -23,7 +23,7 @@ from tfs_lite.adapters.exported.layout import WeightLayout
 from tfs_lite.adapters.exported.operators import Operator, UnsupportedProgram
 from tfs_lite.adapters.exported.weights import read_weights
 from tfs_lite.adapters.inspect.archive import Archive, damaged
-from tfs_lite.adapters.yielding import Yielder
+from tfs_lite.core.yielding import Yielder
 
 SCHEMA_VERSION = 8
 """The major version of the file's schema, in which a change of meaning would show."""

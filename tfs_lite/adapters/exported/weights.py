@@ -20,8 +20,8 @@ from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, ProgramDocum
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.inspect.archive import Archive, damaged
 from tfs_lite.adapters.spare import SPARE
-from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.loader import LoadPhase
+from tfs_lite.core.yielding import Yielder
 
 _STRIDED = 7
 _ALIGNMENT = 64

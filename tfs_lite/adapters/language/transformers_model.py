@@ -9,10 +9,9 @@ version is opened. A family that gives other answers in a batch than alone is se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -28,7 +27,6 @@ from tfs_lite.adapters.language.packed import pack, packed_bytes
 from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.adapters.language.weights import load_network
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, VersionFiles
-from tfs_lite.adapters.python.imports import importing_in_turns
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import GenerationLimits, LanguageModel, SampledToken, Step, TextCodec
@@ -48,7 +46,6 @@ MIB = 1 << 20
 _PASSED: Architectures[ShapeProbe] = Architectures()
 """The shapes of those whose networks have passed the whole self-check."""
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class StepNetwork(Protocol):
@@ -136,12 +133,12 @@ class TransformersModel(LanguageModel, OpenedModel):
 
 def open_transformers(request: OpenRequest) -> TransformersModel:
     """Opens a version. INVALID_ARGUMENT for settings; FAILED_PRECONDITION, PERMISSION_DENIED or DATA_LOSS for files
-    that are not served, with the name of the field, file or tensor. Any thread. All work of torch is done in a new
-    thread that ends before this returns, because an idle thread that has used torch would slow the engine down."""
+    that are not served, with the name of the field, file or tensor. Any thread, which should end soon afterwards: an
+    idle one that has used torch slows the engine down."""
     check_settings(request.settings)
     wanted = generation_settings(request.settings)
     with files_refused():
-        return in_a_thread(lambda: _open_on_a_stream(request, wanted))
+        return _open_on_a_stream(request, wanted)
 
 
 def reserved(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
@@ -159,17 +156,6 @@ def files_refused() -> Iterator[None]:
         if error.code is not StatusCode.FAILED_PRECONDITION:
             raise
         raise ServingError(error.code, str(error), Reason.FILES_REFUSED) from None
-
-
-def in_a_thread(work: Callable[[], T]) -> T:
-    """Returns ``work()``, done by a new thread that ends before this returns. It imports in turns with other loads."""
-
-    def load() -> T:
-        with importing_in_turns():
-            return work()
-
-    with ThreadPoolExecutor(1, "tfs-load-network") as executor:
-        return executor.submit(load).result()
 
 
 def _open_on_a_stream(request: OpenRequest, wanted: GenerationSettings) -> TransformersModel:

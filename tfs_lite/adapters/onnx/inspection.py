@@ -25,8 +25,8 @@ from tfs_lite.adapters.onnx.model_file import (
     size_of,
     sparse_initializers,
 )
-from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.core.yielding import Yielder
 
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 """The domains of operators that onnxruntime has itself."""

@@ -30,7 +30,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
-from tfs_lite.adapters.yielding import switch_interval
+from tfs_lite.core.yielding import switch_interval
 
 MAX_WAIT = 60.0
 """Seconds that other loads wait for the import of one; then they import at the same time."""

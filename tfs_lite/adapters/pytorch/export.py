@@ -232,4 +232,5 @@ PLATFORM = Platform(
     check_config=check_config,
     reads=lambda files, paths: {ARTEFACT},
     shares_weights=True,
+    in_background=True,
 )

@@ -24,9 +24,9 @@ import torch
 
 from tfs_lite.adapters.inspect.archive import changed_meanwhile, damaged
 from tfs_lite.adapters.spare import SPARE
-from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.yielding import Yielder
 from tfs_lite.protocols.dtypes import Array
 
 MAX_HEADER_BYTES = 100_000_000

@@ -13,8 +13,8 @@ from tests.support.errors import refusal
 from tfs_lite.adapters.exported.arguments import Named
 from tfs_lite.adapters.exported.function import MAX_DEPTH, PART, GraphFunction
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
-from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.status import StatusCode
+from tfs_lite.core.yielding import Yielder
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.servers.process import wait_until
 from tfs_lite.adapters.python.imports import SWITCH_SECONDS, Turns, importing_in_turns
-from tfs_lite.adapters.yielding import giving_way
+from tfs_lite.core.yielding import giving_way
 
 REPLACED = """
 import sys
@@ -218,12 +218,3 @@ def test_import_in_a_turn_gives_the_interpreter_lock_away_ten_times_as_often(
     assert intervals == pytest.approx((SWITCH_SECONDS, SWITCH_SECONDS))
     assert before > 5 * SWITCH_SECONDS
     assert sys.getswitchinterval() == before
-
-
-def test_thread_that_opens_a_language_model_imports_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfs_lite.adapters.language.transformers_model import in_a_thread
-
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "network_turn.py").write_text("import sys\ninterval = sys.getswitchinterval()\n")
-    found = in_a_thread(lambda: importlib.import_module("network_turn").interval)
-    assert found == pytest.approx(SWITCH_SECONDS)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from tfs_lite.adapters import yielding
-from tfs_lite.adapters.yielding import INTERVAL_SECONDS, PAUSE_SECONDS, SWITCH_SECONDS, Yielder, giving_way
+from tfs_lite.core import yielding
+from tfs_lite.core.yielding import INTERVAL_SECONDS, PAUSE_SECONDS, SWITCH_SECONDS, Yielder, giving_way
 
 
 def test_the_lock_is_given_away_about_once_an_interval(monkeypatch):

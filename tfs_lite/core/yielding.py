@@ -7,20 +7,27 @@ noticed. Releasing the lock is not enough: the thread would take it back before 
 That is what a network does that runs once in a load: each of its thousand operators releases the lock, and each release
 wakes the waiting thread, which is too late and waits for the whole switch interval again, for 10 ms and longer in all.
 An interval that is shorter than an operator ends that (:func:`giving_way`).
+
+The processor is another matter: a thread that waits for it, and has not run yet, does not ask for the lock. The system
+takes a processor from a busy thread at its next tick, after up to 4 ms, unless that thread counts for less than the one
+that waits (:func:`lower_priority`).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 INTERVAL_SECONDS = 0.0005
 PAUSE_SECONDS = 0.0001
 SWITCH_SECONDS = 0.00005
-"""The interpreter's switch interval during loads."""
+"""The interpreter's switch interval while somebody works in the background."""
+NICENESS = 10
+"""The niceness of a thread of low priority, which gets a tenth of a processor that another thread wants as well."""
 
 
 class Yielder:
@@ -64,12 +71,37 @@ class _Interval:
 switch_interval = _Interval()
 
 
+def begin_giving_way() -> None:
+    """From now on a thread that waits for the interpreter lock gets it after :data:`SWITCH_SECONDS`, from whichever
+    thread has it, until each beginning has had its end. Any thread."""
+    switch_interval.ask(SWITCH_SECONDS)
+
+
+def end_giving_way() -> None:
+    """Ends it, for one that has begun. Any thread."""
+    switch_interval.withdraw(SWITCH_SECONDS)
+
+
 @contextmanager
 def giving_way() -> Iterator[None]:
-    """While any thread is inside, a thread that waits for the interpreter lock gets it after :data:`SWITCH_SECONDS`,
-    from whichever thread has it."""
-    switch_interval.ask(SWITCH_SECONDS)
+    """Gives way while the context lasts."""
+    begin_giving_way()
     try:
         yield
     finally:
-        switch_interval.withdraw(SWITCH_SECONDS)
+        end_giving_way()
+
+
+def let_others_run() -> None:
+    """Lets those threads run that wait for this thread's processor: the system may else leave it to this one until its
+    next tick."""
+    time.sleep(PAUSE_SECONDS)
+
+
+def lower_priority() -> None:
+    """Lowers the priority of the calling thread for good, where the system has one for each thread, and lets those run
+    that wait for its processor. Threads and processes that it starts inherit the priority, and only privileged users
+    may raise it again: for threads that open versions, not for those that start what answers requests."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    let_others_run()
