@@ -165,7 +165,7 @@ class ArtifactLoader(Loader):
     def load(self, servable_id: ServableId) -> None:
         self._meter = LoadMeter()
         try:
-            with importing_in_turns():
+            with giving_way(), importing_in_turns():  # to its end, however long the executor's patience is
                 self._load(servable_id, self._meter)
         finally:
             self._meter = None

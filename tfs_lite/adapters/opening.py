@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -29,6 +28,7 @@ from tfs_lite.core.manifest import Tree, read_tree, state_of, state_of_file
 from tfs_lite.core.model import Model, ModelAround, close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, listed, not_found, printable
+from tfs_lite.core.threads import call_apart
 from tfs_lite.core.yielding import lower_priority
 
 MAX_SHOWN = 8
@@ -266,8 +266,7 @@ class Platform:
             with importing_in_turns():
                 return self._call(self.open, request)
 
-        with ThreadPoolExecutor(1, "tfs-open") as executor:
-            return executor.submit(call).result()
+        return call_apart(call, "tfs-open")
 
     def start_in_process(self, request: OpenRequest) -> OpenedModel:
         """Calls ``open_in_process``; errors as those of ``start``."""

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 import orjson
+import torch
 
 from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
 from tfs_lite.adapters.detect import read_version
@@ -59,7 +60,7 @@ def describe(
             "trusted": request.trusted,
             "settings": _plain(request.settings.model_dump(exclude_unset=True)),
             "platform": platform,
-            "torch_threads": torch_threads,
+            "torch_threads": torch_threads or torch.get_num_threads(),
             "gpu_fraction": gpu_fraction,
             "saved_model_tags": saved_model_tags,
             "reason": reason,

@@ -55,11 +55,11 @@ def run(argv: Sequence[str]) -> int:
     options, threads = server_options(settings), torch_threads(settings)
     stop = StopSignal()
     start_logging(settings["log_level"].upper(), settings["log_format"])
-    tell_openmp(threads[0])
+    intra, inter = tell_openmp(threads[0]), threads[1]
     _prepare_processes()
     _unblock_outputs()  # starts threads, after which the process cannot be forked any more
     start_logging(settings["log_level"].upper(), settings["log_format"])
-    _set_torch_threads(*threads)
+    _set_torch_threads(intra, inter)
     return _serve(options, stop, settings["json"], settings["log_format"])
 
 
@@ -228,12 +228,16 @@ def _print_banner(server: Server, as_json: bool, log_format: str) -> None:
     print("\n".join(lines), flush=True)
 
 
-def tell_openmp(intra: int) -> None:
+def tell_openmp(intra: int) -> int:
     """Says in the environment how many threads work on one operator, before torch is imported. What torch is told
     later holds for the thread that tells it: in any other one, of this process or of a model's, oneDNN begins with a
     team of all cores, whose members keep cores busy while they wait for one another."""
-    if intra > 0 or not os.environ.get(OPENMP_THREADS):
-        os.environ[OPENMP_THREADS] = str(intra or max(1, usable_cpus() - 1))
+    outer = os.environ.get(OPENMP_THREADS, "").split(",")[0].strip()  # one number for each level
+    if not intra and outer.isdecimal() and int(outer) > 0:
+        return int(outer)
+    number = intra or max(1, usable_cpus() - 1)
+    os.environ[OPENMP_THREADS] = str(number)
+    return number
 
 
 def _prepare_processes() -> None:

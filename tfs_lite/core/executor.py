@@ -234,8 +234,8 @@ class PoolExecutor:
         return run
 
     def _run(self, run: _RunningTask) -> None:
-        let_others_run()
         try:
+            let_others_run()
             run.task.run()
         except BaseException as error:  # the thread goes on, whatever it is
             if is_users(error):

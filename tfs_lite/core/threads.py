@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 
@@ -49,6 +49,29 @@ def start(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as error:
         raise ServingError(StatusCode.UNAVAILABLE, f"the thread {thread.name} cannot be started: {error}") from None
+
+
+def call_apart(work: Callable[[], T], name: str) -> T:
+    """Returns ``work()``, done in the caller's context by a new daemon thread that ends before this returns. Raises what
+    ``work`` raises; UNAVAILABLE if the system refuses the thread."""
+    outcome: list[tuple[T | None, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True)
+    start(thread)
+    thread.join()
+    result, error = outcome.pop()
+    if error is None:
+        return cast(T, result)
+    try:
+        raise error
+    finally:
+        del error  # it refers to this frame
 
 
 def join(thread: threading.Thread, seconds: float = JOIN_SECONDS) -> bool:

@@ -102,6 +102,8 @@ def lower_priority() -> None:
     """Lowers the priority of the calling thread for good, where the system has one for each thread, and lets those run
     that wait for its processor. Threads and processes that it starts inherit the priority, and only privileged users
     may raise it again: for threads that open versions, not for those that start what answers requests."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    if sys.platform == "linux":  # elsewhere only processes have a priority
+        with suppress(OSError):
+            priority = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
     let_others_run()

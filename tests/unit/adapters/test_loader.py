@@ -1,5 +1,6 @@
 import logging
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.core.yielding import SWITCH_SECONDS
 
 ID = ServableId("m", 1)
 
@@ -45,6 +47,20 @@ def test_servable_comes_from_the_factory(exported_once):
     assert made == [(["pytorch_export"], ID)]
     loader.unload()
     assert loader.servable is None
+
+
+def test_threads_that_wait_for_the_interpreter_lock_ask_for_it_often_during_a_load(exported_once):
+    found, before = [], sys.getswitchinterval()
+
+    def factory(models, request):
+        found.append(sys.getswitchinterval())
+        return bare(models, request)
+
+    loader = ArtifactLoader(str(exported_once), "", AdapterSettings(factory, "cpu"), PLATFORMS)
+    loader.load(ID)
+    assert found == pytest.approx([SWITCH_SECONDS])
+    assert sys.getswitchinterval() == before
+    loader.unload()
 
 
 def test_estimate_is_the_files_before_and_the_tensors_after(exported_once, loader_for):

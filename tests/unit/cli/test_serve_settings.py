@@ -13,6 +13,10 @@ from tfs_lite.cli.serve import OPENMP_THREADS, help_text, server_options, tell_o
 from tfs_lite.core.threads import usable_cpus
 from tfs_lite.serving.options import ServerOptions
 
+REST = max(usable_cpus() - 1, 1)
+ODD = ("", " ", "0", "-3", "many")
+"""Numbers of threads with which OpenMP can do nothing."""
+
 
 def options(*argv: str) -> ServerOptions:
     return server_options(parse_flags(argv, {}))
@@ -69,14 +73,15 @@ def test_parallelism_flags_set_torchs_threads(flags: list[str], threads: tuple[i
 
 
 @pytest.mark.parametrize(
-    ("flag", "surroundings", "told"), [(3, "2", 3), (0, "2", 2), (0, "", max(usable_cpus() - 1, 1))]
+    ("flag", "surroundings", "number", "told"),
+    [(3, "2", 3, "3"), (0, "2", 2, "2"), (0, " 4,2", 4, " 4,2"), *((0, odd, REST, str(REST)) for odd in ODD)],
 )
 def test_openmp_is_told_the_flag_or_what_the_environment_says_or_all_cores_but_one(
-    monkeypatch: pytest.MonkeyPatch, flag: int, surroundings: str, told: int
+    monkeypatch: pytest.MonkeyPatch, flag: int, surroundings: str, number: int, told: str
 ) -> None:
     monkeypatch.setenv(OPENMP_THREADS, surroundings)
-    tell_openmp(flag)
-    assert os.environ[OPENMP_THREADS] == str(told)
+    assert tell_openmp(flag) == number
+    assert os.environ[OPENMP_THREADS] == told
 
 
 def test_all_three_parallelism_flags_contradict_one_another() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
+import weakref
 
 import pytest
 
 from tests.support.servers.process import wait_until
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.core.threads import BoundedCalls, PeriodicThread, Pool, all_within, left_behind, within
+from tfs_lite.core.threads import BoundedCalls, PeriodicThread, Pool, all_within, call_apart, left_behind, within
 
 FOREVER = 3600.0
 
@@ -157,6 +160,40 @@ def test_thread_that_the_system_refuses_may_be_started_again(refused_threads) ->
     thread.start()
     assert ran.wait(60)
     thread.stop()
+
+
+def test_call_apart_gives_the_result_or_the_error_of_a_daemon_thread_that_has_ended() -> None:
+    ran = call_apart(threading.current_thread, "apart")
+    assert (ran.name, ran.daemon, ran.is_alive()) == ("apart", True, False)
+    with pytest.raises(SystemExit):
+        call_apart(sys.exit, "apart")
+
+
+def test_call_apart_keeps_no_error_alive() -> None:
+    class Held:
+        pass
+
+    found = list[weakref.ref[Held]]()
+
+    def fail() -> None:
+        held = Held()
+        found.append(weakref.ref(held))
+        raise OSError("gone")
+
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="gone"):
+            call_apart(fail, "apart")
+        assert found[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_call_apart_is_unavailable_without_a_thread(refused_threads) -> None:
+    refused_threads.next = 1
+    with pytest.raises(ServingError) as refused:
+        call_apart(threading.current_thread, "apart")
+    assert refused.value.code is StatusCode.UNAVAILABLE
 
 
 def test_bounded_call_gives_the_result_or_the_error() -> None:
