@@ -52,8 +52,8 @@ def start(thread: threading.Thread) -> None:
 
 
 def call_apart(work: Callable[[], T], name: str) -> T:
-    """Returns ``work()``, done in the caller's context by a new daemon thread that ends before this returns. Raises what
-    ``work`` raises; UNAVAILABLE if the system refuses the thread."""
+    """Returns ``work()``, done in the caller's context by a new daemon thread that ends before this returns. Raises
+    what ``work`` raises; UNAVAILABLE if the system refuses the thread."""
     outcome: list[tuple[T | None, BaseException | None]] = []
 
     def run() -> None:
