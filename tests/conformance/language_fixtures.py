@@ -96,4 +96,13 @@ def chat_answer(answers: dict[str, Answer]) -> Answer:
 @pytest.fixture(scope="session")
 def language_server(language_root: Path) -> Iterator[LanguageServer]:
     process = new_server(f"--model_repository={language_root / 'models'}", "--ready_requires_all_models")
-    yield from map(LanguageServer, running(process))
+    for server in map(LanguageServer, running(process)):
+        # The server is ready when each model answers, which the newest version of writer does first.
+        wait_until(lambda: _available(process) == {1, 2}, "both versions of writer are available", PATIENCE)
+        yield server
+
+
+def _available(process: ServerProcess) -> set[int]:
+    """The versions of ``writer`` that answer."""
+    rows = json.loads(process.get("/v1/models/writer")[1])["model_version_status"]
+    return {int(row["version"]) for row in rows if row["state"] == "AVAILABLE"}
