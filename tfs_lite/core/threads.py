@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 
@@ -52,26 +52,32 @@ def start(thread: threading.Thread) -> None:
 
 
 def call_apart(work: Callable[[], T], name: str) -> T:
-    """Returns ``work()``, done in the caller's context by a new daemon thread that ends before this returns. Raises
-    what ``work`` raises; UNAVAILABLE if the system refuses the thread."""
-    outcome: list[tuple[T | None, BaseException | None]] = []
-
-    def run() -> None:
-        try:
-            outcome.append((work(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True)
-    start(thread)
+    """Returns ``work()``, done by a new daemon thread that ends before this returns. Raises what ``work`` raises;
+    UNAVAILABLE if the system refuses the thread."""
+    thread, outcome = _begin(work, name)
     thread.join()
-    result, error = outcome.pop()
-    if error is None:
-        return cast(T, result)
     try:
-        raise error
+        return outcome.result()
     finally:
-        del error  # it refers to this frame
+        del outcome  # it holds the error, which refers to this frame
+
+
+def _begin(work: Callable[[], T], name: str) -> tuple[threading.Thread, Future[T]]:
+    """Has a new daemon thread do ``work``, with the caller's context variables. Returns it, and what will become of the
+    work. UNAVAILABLE if the system refuses the thread."""
+    outcome: Future[T] = Future()
+    thread = threading.Thread(target=copy_context().run, args=(_settle, outcome, work), name=name, daemon=True)
+    start(thread)
+    return thread, outcome
+
+
+def _settle(outcome: Future[T], work: Callable[[], T]) -> None:
+    try:
+        outcome.set_result(work())
+    except BaseException as error:
+        outcome.set_exception(error)
+    finally:
+        del outcome  # it holds the error, which refers to this frame
 
 
 def join(thread: threading.Thread, seconds: float = JOIN_SECONDS) -> bool:
@@ -155,22 +161,14 @@ class BoundedCalls:
                 raise self._refusal(key if same else self._hanging[0].key)
             if same and not self._is_worth_another(same):
                 raise self._refusal(key)
-        result: Future[T] = Future()
-        context = copy_context()
-
-        def run() -> None:
-            try:
-                result.set_result(context.run(work))
-            except BaseException as error:
-                result.set_exception(error)
-
-        thread = threading.Thread(target=run, name=key, daemon=True)
-        start(thread)
+        thread, outcome = _begin(work, key)
         try:
-            return result.result(self._seconds)
+            return outcome.result(self._seconds)
         except TimeoutError:
-            if result.done():
+            if outcome.done():
                 raise
+        finally:
+            del outcome  # it holds the error, which refers to this frame
         with self._lock:
             self._hanging.append(_Hanging(key, thread, self._monotonic()))
         with _lock:

@@ -39,7 +39,7 @@ class Yielder:
 
     def __call__(self) -> None:
         if time.perf_counter() >= self._next:
-            time.sleep(PAUSE_SECONDS)
+            let_others_run()
             self._next = time.perf_counter() + INTERVAL_SECONDS
 
 
