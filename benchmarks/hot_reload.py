@@ -4,11 +4,11 @@
         [--seconds 6] [--rate 200] [--workers auto] [--json FILE] [--stages] [--swaps] [--floor] [--guard]
 
 A tiny network (``mlp``) is asked at a fixed rate, open loop, one row a request, so that a stall is not hidden by
-callers that wait for it. Meanwhile a version of the model that is measured is pushed once a second, one of 500 MB again
-as soon as the last one is available. A push renames a complete version into the base path; polls are a minute apart, so
-file-system events have to find it; weights are in the page cache. Steady and pushed take turns within each round; a
-ratio compares the two parts of one round. Medians over rounds, but for the longest answer, which is the longest of all,
-and for failures, which are added up.
+callers that wait for it. Meanwhile a version of the model that is measured is pushed once a second, or as soon as the
+last one is available if that takes longer. A push renames a complete version into the base path; polls are a minute
+apart, so file-system events have to find it; weights are in the page cache. Steady and pushed take turns within each
+round; a ratio compares the two parts of one round. Medians over rounds, but for the longest answer, which is the
+longest of all, and for failures, which are added up.
 
 ``pinned``: the server has one core and the client the other, so that loads and requests share a core. ``free``: both
 have all of them. The process that pushes has the client's cores and gives way to the client.
@@ -63,8 +63,7 @@ from tfs_lite.core.publish import publish
 
 ASKED = "mlp"
 PERIOD_SECONDS = 1.0
-"""The least time from push to push, of versions that are not large."""
-LARGE_MB = 200
+"""The least time from push to push."""
 QUIET_PUSHES = 5
 SWAPS = 20
 WARM_UP_SECONDS = 0.5
@@ -94,15 +93,11 @@ class Variant:
     def name(self) -> str:
         return f"{self.kind} {self.megabytes}"
 
-    @property
-    def period(self) -> float:
-        return 0.0 if self.megabytes >= LARGE_MB else PERIOD_SECONDS
-
 
 class Versions:
     """Two published copies of one model that take turns in its base path: a push is a single rename."""
 
-    def __init__(self, folder: Path, name: str, directory: Path, period: float = 0.0) -> None:
+    def __init__(self, folder: Path, name: str, directory: Path, period: float = PERIOD_SECONDS) -> None:
         self.name, self.number, self.period = name, 1, period
         self._base, self._aside = folder / "served" / name, folder / "aside" / name
         publish(str(directory), str(self._base), 1)
@@ -248,7 +243,7 @@ def served(
     with tempfile.TemporaryDirectory(prefix="bench-reload-", dir=IN_MEMORY) as name:
         folder = Path(name)
         publish(str(built.version), f"{folder}/served/{built.name}", 1)
-        versions = Versions(folder, variant.kind, artefact(variant.kind, variant.megabytes), variant.period)
+        versions = Versions(folder, variant.kind, artefact(variant.kind, variant.megabytes))
         with server(folder, variant, command) as running:
             yield running, versions, folder
 
