@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -12,9 +11,11 @@ import httpx
 import pytest
 import torch
 
-from tests.support.platforms.tagged import TAGGED
+from tests.support.platforms.tagged import TAGGED, Write
 from tests.support.servers.in_process import serving
+from tests.support.servers.models import write_python_version
 from tests.support.servers.process import wait_until
+from tests.support.threads import niceness, of_low_priority
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest
@@ -23,7 +24,27 @@ from tfs_lite.adapters.pytorch.libtorch import LARGE_BYTES
 from tfs_lite.core import yielding
 from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.operations.history.memory import KEPT_BYTES
+from tfs_lite.workers import priorities
 
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
+BACKGROUND = {"tfs-load", "tfs-unload", "tfs-look", "tfs-repository-look", "tfs-digests"}
+"""The threads that may have a low priority, without their numbers."""
+WATCHERS = {"Thread"}
+"""Those of watchdog, which the looks start."""
+WITH_A_THREAD = """
+import threading
+
+class Model:
+    def __init__(self, context):
+        self.closing = threading.Event()
+        threading.Thread(target=self.closing.wait, name="of-the-model", daemon=True).start()
+
+    def predict(self, inputs):
+        return {"y": inputs["x"]}
+
+    def close(self):
+        self.closing.set()
+"""
 PUSHES = 4
 MEGABYTES = 2 * KEPT_BYTES / 1e6
 
@@ -77,28 +98,45 @@ def test_unload_of_a_large_version_needs_no_collection(tmp_path: Path) -> None:
         assert collections(served.url) == before
 
 
-def of_low_priority(usual: int) -> set[str]:
-    """The threads of this process that have less than the usual priority, by their names, without those that end
-    meanwhile. A name is empty where Python has not started the thread."""
-    names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found = set[str]()
-    for thread in map(int, os.listdir("/proc/self/task")):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpriority(os.PRIO_PROCESS, thread) > usual:
-                found.add(names.get(thread, "").rstrip("-0123456789"))
+def writers_of(kinds: list[str], root: Path) -> dict[str, Write]:
+    """Those of models below ``models``, which have one version each."""
+    found = dict[str, Write]()
+    for kind in kinds:
+        (root / "scratch" / kind).mkdir(parents=True)
+        (root / "models" / kind).mkdir(parents=True)
+        found[kind] = TAGGED[kind].writer(root / "scratch" / kind, 0)
+        found[kind](1, root / "models" / kind)
     return found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
-def test_loads_of_low_priority_leave_no_thread_behind_that_keeps_it(tmp_path: Path) -> None:
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    kinds = [kind for kind in ("pytorch_export", "transformers", "language") if not TAGGED[kind].lacks()]
-    for kind in kinds:
-        (tmp_path / "scratch" / kind).mkdir(parents=True)
-        (tmp_path / "models" / kind).mkdir(parents=True)
-        TAGGED[kind].writer(tmp_path / "scratch" / kind, 0)(1, tmp_path / "models" / kind)
-    with serving(tmp_path / "models", model_repository=str(tmp_path / "models"), ready_requires_all_models=True):
-        wait_until(lambda: not of_low_priority(usual), "all threads have the usual priority", timeout=20)
+@LINUX
+def test_only_what_works_in_the_background_has_a_low_priority(tmp_path: Path) -> None:
+    usual = niceness()
+    models = tmp_path / "models"
+    writers = writers_of([kind for kind, tagged in TAGGED.items() if not tagged.lacks()], tmp_path)
+    write_python_version(models / "threads", 1, WITH_A_THREAD)
+    options = {"trusted_model_base_paths": (f"{models}/*",), "ready_requires_all_models": True}
+    with serving(models, model_repository=str(models), **options) as served:
+        is_available = served.server.core.states.is_available
+        for kind, write in writers.items():
+            write(2, models / kind)
+            wait_until(lambda: is_available(ServableId(kind, 2)), f"version 2 of {kind} is available")  # noqa: B023
+        found = of_low_priority(usual)
+        assert "of-the-model" in {thread.name for thread in threading.enumerate()}
+    assert {"tfs-load", "tfs-look"} <= found
+    teams = {""} if torch.get_num_threads() > 1 else set[str]()  # those of the threads that load
+    assert found - BACKGROUND - WATCHERS - teams == set()
+
+
+@LINUX
+def test_processes_of_models_have_their_own_priority(tmp_path: Path) -> None:
+    usual = niceness()
+    writers_of(["pytorch_export"], tmp_path)
+    with serving(tmp_path / "models", model_repository=str(tmp_path / "models"), worker="process") as served:
+        starter = served.server.core.opener._supervisor.pid
+        (worker,) = served.server.core.view.workers("pytorch_export")
+        found = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (starter, worker.pid) if pid is not None]
+    assert found == [usual, max(usual, priorities.NICENESS)]
 
 
 def test_load_and_unload_of_a_program_give_the_lock_away_with_each_weight(tmp_path: Path, pieces: Pieces) -> None:

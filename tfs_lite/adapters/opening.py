@@ -28,8 +28,7 @@ from tfs_lite.core.manifest import Tree, read_tree, state_of, state_of_file
 from tfs_lite.core.model import Model, ModelAround, close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, listed, not_found, printable
-from tfs_lite.core.threads import call_apart
-from tfs_lite.core.yielding import lower_priority
+from tfs_lite.core.threads import at_ordinary_priority
 
 MAX_SHOWN = 8
 GONE = "its directory is gone"
@@ -213,9 +212,9 @@ class Platform:
     ``reads`` returns those of a version's files, given by their paths inside it, that the platform reads; None means
     that the version's own code may read any.
 
-    ``in_background``: a thread of low priority calls ``open`` and ends (:func:`tfs_lite.core.yielding.lower_priority`).
-    Only for platforms whose ``open`` leaves no thread and no process behind. A model on a GPU is opened by a thread of
-    ordinary priority, because the driver starts threads of its own.
+    ``leaves_threads``: whether ``open`` may leave threads or processes behind. Then a thread of ordinary priority calls
+    it, since they keep its priority, and else the load's own, which has a low one
+    (:func:`tfs_lite.core.threads.low_priority`).
 
     ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
     where models live: where config and server say, always in the server, or always in a process of their own.
@@ -248,7 +247,7 @@ class Platform:
     shared: tuple[str, ...] = ()
     check_config: Callable[[str, ModelSettings], object] | None = None
     reads: Callable[[VersionFiles, Collection[str]], Collection[str]] | None = None
-    in_background: bool = False
+    leaves_threads: Callable[[OpenRequest], bool] = lambda request: True
 
     @property
     def is_served(self) -> bool:
@@ -257,16 +256,14 @@ class Platform:
 
     def start(self, request: OpenRequest) -> OpenedModel:
         """Calls ``open``; UNIMPLEMENTED if there is none, or what it imports is not installed."""
-        if not self.in_background:
+        if not self.leaves_threads(request):
             return self._call(self.open, request)
 
         def call() -> OpenedModel:
-            if not request.on_gpu:
-                lower_priority()
             with importing_in_turns():
                 return self._call(self.open, request)
 
-        return call_apart(call, "tfs-open")
+        return at_ordinary_priority(call, "tfs-open")
 
     def start_in_process(self, request: OpenRequest) -> OpenedModel:
         """Calls ``open_in_process``; errors as those of ``start``."""

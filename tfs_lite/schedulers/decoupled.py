@@ -19,6 +19,7 @@ from tfs_lite.core.model import BatchReport, JudgesCalls, Model, OnBatch, Predic
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode, invalid_argument, queue_full
+from tfs_lite.core.threads import start
 from tfs_lite.schedulers.calls import CANCELLED, count_run, failure_of, finish, rows_of
 
 MAX_TIMED_PARTS = 1000
@@ -157,7 +158,7 @@ class DecoupledServable(JudgesCalls):
             instance = _Instance(model, f"tfs-parts-{self._name}-{self._made}", self._serve)
             self._made += 1
             self._instances.append(instance)
-            instance.thread.start()
+            start(instance.thread)
 
     def _refusal(self, call: PredictCall) -> Status | None:
         if call.on_part is None:

@@ -21,6 +21,7 @@ from functools import partial
 from tfs_lite.core.model import JudgesCalls, Model, PredictCall, PredictServable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, queue_full
+from tfs_lite.core.threads import start
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.calls import CANCELLED, Answer, complete, finish
@@ -119,7 +120,7 @@ class ItemServable(JudgesCalls):
             for index in range(threads)
         ]
         for thread in self._threads:
-            thread.start()
+            start(thread)
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

@@ -28,6 +28,7 @@ from typing import cast
 import ormsgpack
 
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.threads import at_ordinary_priority
 from tfs_lite.workers.fork_server import MAX_REQUEST
 from tfs_lite.workers.launch import is_forked, launch
 
@@ -125,7 +126,7 @@ class Supervisor:
             if self._closed:
                 raise ServingError(StatusCode.UNAVAILABLE, f"{label} cannot be started: the server is shutting down")
             if self._fork_server is None or self._fork_server.gone.is_set():
-                self._fork_server = self._start(label)
+                self._fork_server = at_ordinary_priority(lambda: self._start(label), "tfs-fork-server")
             fork_server, self._used = self._fork_server, True
         return fork_server.spawn(label, sock, preload)
 

@@ -6,14 +6,31 @@ import gc
 import sys
 import threading
 import weakref
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from tests.support.servers.process import wait_until
+from tests.support.threads import niceness, on_a_thread
+from tfs_lite.core import threads
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.core.threads import BoundedCalls, PeriodicThread, Pool, all_within, call_apart, left_behind, within
+from tfs_lite.core.threads import (
+    NICENESS,
+    BoundedCalls,
+    PeriodicThread,
+    Pool,
+    all_within,
+    at_ordinary_priority,
+    left_behind,
+    low_priority,
+    start,
+    within,
+)
 
 FOREVER = 3600.0
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
+T = TypeVar("T")
 
 
 class Counter:
@@ -162,14 +179,48 @@ def test_thread_that_the_system_refuses_may_be_started_again(refused_threads) ->
     thread.stop()
 
 
-def test_call_apart_gives_the_result_or_the_error_of_a_daemon_thread_that_has_ended() -> None:
-    ran = call_apart(threading.current_thread, "apart")
-    assert (ran.name, ran.daemon, ran.is_alive()) == ("apart", True, False)
+def of_low_priority(work: Callable[[], T]) -> T:
+    """``work()``, done by a thread of low priority."""
+
+    def lowered() -> T:
+        with low_priority():
+            return work()
+
+    return on_a_thread(lowered)
+
+
+@LINUX
+def test_threads_that_one_of_low_priority_starts_have_the_ordinary_one() -> None:
+    usual, found = niceness(), list[int]()
+
+    def work() -> None:
+        found.append(niceness())
+        thread = threading.Thread(target=lambda: found.append(niceness()))
+        start(thread)
+        thread.join()
+
+    of_low_priority(work)
+    assert found == [max(usual, NICENESS), usual]
+    assert niceness() == usual
+
+
+@LINUX
+def test_work_at_ordinary_priority_is_done_by_a_daemon_thread_that_has_ended() -> None:
+    usual = niceness()
+    ran, found = of_low_priority(
+        lambda: at_ordinary_priority(lambda: (threading.current_thread(), niceness()), "apart")
+    )
+    assert (ran.name, ran.daemon, ran.is_alive(), found) == ("apart", True, False, usual)
     with pytest.raises(SystemExit):
-        call_apart(sys.exit, "apart")
+        of_low_priority(lambda: at_ordinary_priority(sys.exit, "apart"))
 
 
-def test_call_apart_keeps_no_error_alive() -> None:
+def test_work_at_ordinary_priority_is_done_by_a_thread_that_has_it() -> None:
+    assert at_ordinary_priority(threading.current_thread, "apart") is threading.current_thread()
+
+
+@LINUX
+def test_work_at_ordinary_priority_keeps_no_error_alive() -> None:
     class Held:
         pass
 
@@ -180,20 +231,44 @@ def test_call_apart_keeps_no_error_alive() -> None:
         found.append(weakref.ref(held))
         raise OSError("gone")
 
+    def work() -> object:
+        with pytest.raises(OSError, match="gone"):
+            at_ordinary_priority(fail, "apart")
+        return found[0]()
+
     gc.disable()
     try:
-        with pytest.raises(OSError, match="gone"):
-            call_apart(fail, "apart")
-        assert found[0]() is None
+        assert of_low_priority(work) is None
     finally:
         gc.enable()
 
 
-def test_call_apart_is_unavailable_without_a_thread(refused_threads) -> None:
-    refused_threads.next = 1
-    with pytest.raises(ServingError) as refused:
-        call_apart(threading.current_thread, "apart")
-    assert refused.value.code is StatusCode.UNAVAILABLE
+@LINUX
+def test_thread_that_is_refused_is_unavailable_to_one_of_low_priority_too(refused_threads) -> None:
+    def work() -> ServingError:
+        refused_threads.next = 1
+        with pytest.raises(ServingError) as refused:
+            at_ordinary_priority(threading.current_thread, "apart")
+        return refused.value
+
+    error = of_low_priority(work)
+    assert error.code is StatusCode.UNAVAILABLE
+    assert "the thread apart cannot be started" in str(error)
+
+
+@LINUX
+def test_thread_keeps_its_priority_if_the_system_refuses_the_one_that_would_start_others(
+    refused_threads, monkeypatch
+) -> None:
+    monkeypatch.setattr(threads, "_starter", threads._Starter())
+    usual = niceness()
+
+    def work() -> int:
+        refused_threads.next = 1
+        with low_priority():
+            return niceness()
+
+    assert on_a_thread(work) == usual
 
 
 def test_bounded_call_gives_the_result_or_the_error() -> None:

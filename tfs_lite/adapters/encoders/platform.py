@@ -196,5 +196,12 @@ def _reads(files: VersionFiles, paths: Collection[str]) -> set[str]:
 
 
 PLATFORM = Platform(
-    NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, home="server", reads=_reads, in_background=True
+    NAME,
+    ARTEFACT,
+    recognises,
+    open_version,
+    reserve=reserve_version,
+    home="server",
+    reads=_reads,
+    leaves_threads=lambda request: request.on_gpu,  # those of the driver
 )

@@ -21,7 +21,14 @@ from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import trim_heap
 from tfs_lite.adapters.onnx.inspection import inspect_model, sizes_need_values
 from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file, shown
-from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, is_mapped, open_session, run_error
+from tfs_lite.adapters.onnx.session import (
+    CUSTOM_OPS,
+    check_parameters,
+    is_mapped,
+    leaves_threads,
+    open_session,
+    run_error,
+)
 from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES, NOT_IN_NUMPY, declares, named_sizes, signature_of
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.results import DEPENDS, dependent_output
@@ -344,4 +351,5 @@ PLATFORM = Platform(
     open_in_process=open_in_process,
     check_config=check_config,
     reads=_reads,
+    leaves_threads=leaves_threads,
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,16 +102,27 @@ def check_parameters(parameters: Mapping[str, str], trusted: bool, directory: st
         check_place(parameters[CUSTOM_OPS], directory, CUSTOM_OPS)
 
 
+def leaves_threads(request: OpenRequest) -> bool:
+    """Whether opening it starts threads: that of the import of the library, those of a GPU's driver, those of a team,
+    and what a library of the user may."""
+    alone = not request.on_gpu and _threads(request) == (1, 1) and CUSTOM_OPS not in request.settings.parameters
+    return not alone or "onnxruntime" not in sys.modules
+
+
+def _threads(request: OpenRequest) -> tuple[int, int]:
+    """The threads inside an operator and between operators. INVALID_ARGUMENT for a parameter that is no number."""
+    parameters = request.settings.parameters
+    inside = _count(parameters, "intra_op_thread_count") or request.threads or torch.get_num_threads()
+    return inside, _count(parameters, "inter_op_thread_count") or 1
+
+
 def _options(request: OpenRequest, directory: str) -> SessionOptions:
     import onnxruntime
 
     parameters = request.settings.parameters
     check_parameters(parameters, request.trusted, directory)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = (
-        _count(parameters, "intra_op_thread_count") or request.threads or torch.get_num_threads()
-    )
-    options.inter_op_num_threads = _count(parameters, "inter_op_thread_count") or 1
+    options.intra_op_num_threads, options.inter_op_num_threads = _threads(request)
     parallel = _flag(parameters, "execution_mode")
     options.execution_mode = getattr(onnxruntime.ExecutionMode, "ORT_PARALLEL" if parallel else "ORT_SEQUENTIAL")
     level = _choice(parameters, "graph_optimization_level", _LEVELS)

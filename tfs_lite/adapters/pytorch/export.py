@@ -232,5 +232,5 @@ PLATFORM = Platform(
     check_config=check_config,
     reads=lambda files, paths: {ARTEFACT},
     shares_weights=True,
-    in_background=True,
+    leaves_threads=lambda request: request.on_gpu,  # those of the driver
 )

@@ -26,6 +26,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import WorkerBusy, WorkerStatus
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.threads import start
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Lane, RemoteModel, WorkerConnection
 from tfs_lite.workers.reconnecting import ReconnectingModel, Words
@@ -394,7 +395,7 @@ class _Watch:
         self._lock = threading.Lock()  # guards cause and _calls
         self._calls: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="tfs-watch", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Calls ``call`` once it has ended; at once if it has. The call must be short and must not raise."""

@@ -21,6 +21,7 @@ from tfs_lite.core.model import RUNNING, Model, OnBatch, PredictCall, SharedRuns
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode, queue_full
+from tfs_lite.core.threads import start
 from tfs_lite.schedulers.batching.cpu_saturation import saturation_of
 from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.ordering import Order
@@ -113,7 +114,7 @@ class BatchingServable:
         self._workers = WorkerPool(workers)
         self._saturation = saturation_of(models, len(workers))
         for worker in workers:
-            worker.thread.start()
+            start(worker.thread)
 
     @property
     def pending(self) -> int:
@@ -203,7 +204,7 @@ class BatchingServable:
             self.models = models
             idle = self._workers.change(workers, remove)
             for worker in workers:
-                worker.thread.start()  # here, because ``close`` joins all workers of the pool
+                start(worker.thread)  # here, because ``close`` joins all workers of the pool
             waiting = self._look_for_losses()
             count = len(self._workers)
         for worker in idle:

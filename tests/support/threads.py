@@ -1,0 +1,35 @@
+"""Threads of tests, and the priorities of threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def on_a_thread(work: Callable[[], T], name: str = "test") -> T:
+    """``work()``, done by a new thread that has ended."""
+    with ThreadPoolExecutor(1, name) as pool:
+        return pool.submit(work).result()
+
+
+def niceness() -> int:
+    """The niceness of the calling thread."""
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def of_low_priority(usual: int) -> set[str]:
+    """The threads of this process that have less than the usual priority, by their names without numbers, but for those
+    that end meanwhile. A name is empty where Python has not started the thread."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found = set[str]()
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpriority(os.PRIO_PROCESS, thread) > usual:
+                found.add(names.get(thread, "").rstrip("-0123456789"))
+    return found
