@@ -1,21 +1,10 @@
-"""Threads of tests, and the priorities of threads."""
+"""The priorities of threads."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
-T = TypeVar("T")
-
-
-def on_a_thread(work: Callable[[], T], name: str = "test") -> T:
-    """``work()``, done by a new thread that has ended."""
-    with ThreadPoolExecutor(1, name) as pool:
-        return pool.submit(work).result()
 
 
 def niceness() -> int:

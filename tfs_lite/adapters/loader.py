@@ -56,6 +56,7 @@ from tfs_lite.core.model import Model, Servable, close_models
 from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.core.threads import call_in_background
 from tfs_lite.core.yielding import giving_way
 
 MAX_RESIDENT = 1 << 57
@@ -458,6 +459,11 @@ class ArtifactLoader(Loader):
 
     def _plan(self, servable_id: ServableId, meter: LoadMeter) -> tuple[OpenRequest, Platform, LoadedFiles]:
         """Plans a load: what to open, by which platform, and the files that it is opened from."""
+        if uses_gpu(self._settings.device):  # whose driver starts threads
+            return self._planned(servable_id, meter)
+        return call_in_background(lambda: self._planned(servable_id, meter), "tfs-plan")
+
+    def _planned(self, servable_id: ServableId, meter: LoadMeter) -> tuple[OpenRequest, Platform, LoadedFiles]:
         settings = self._read_settings(servable_id.name)
         if settings.name not in ("", servable_id.name):
             raise invalid_argument(f'the config is for model "{settings.name}"')

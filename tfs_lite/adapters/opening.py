@@ -28,7 +28,7 @@ from tfs_lite.core.manifest import Tree, read_tree, state_of, state_of_file
 from tfs_lite.core.model import Model, ModelAround, close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, listed, not_found, printable
-from tfs_lite.core.threads import at_ordinary_priority
+from tfs_lite.core.threads import call_in_background
 
 MAX_SHOWN = 8
 GONE = "its directory is gone"
@@ -212,9 +212,8 @@ class Platform:
     ``reads`` returns those of a version's files, given by their paths inside it, that the platform reads; None means
     that the version's own code may read any.
 
-    ``leaves_threads``: whether ``open`` may leave threads or processes behind. Then a thread of ordinary priority calls
-    it, since they keep its priority, and else the load's own, which has a low one
-    (:func:`tfs_lite.core.threads.low_priority`).
+    ``leaves_threads``: whether ``open`` may leave threads or processes behind. If not, a thread of low priority calls
+    it and ends (:func:`tfs_lite.core.threads.call_in_background`).
 
     ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
     where models live: where config and server say, always in the server, or always in a process of their own.
@@ -256,14 +255,14 @@ class Platform:
 
     def start(self, request: OpenRequest) -> OpenedModel:
         """Calls ``open``; UNIMPLEMENTED if there is none, or what it imports is not installed."""
-        if not self.leaves_threads(request):
+        if self.leaves_threads(request):
             return self._call(self.open, request)
 
         def call() -> OpenedModel:
             with importing_in_turns():
                 return self._call(self.open, request)
 
-        return at_ordinary_priority(call, "tfs-open")
+        return call_in_background(call, "tfs-open")
 
     def start_in_process(self, request: OpenRequest) -> OpenedModel:
         """Calls ``open_in_process``; errors as those of ``start``."""

@@ -9,9 +9,8 @@ A task may hang all the same, in a disk or in a model's own code, and a thread c
 has :class:`Patience`: a task that runs longer is *overdue*. It goes on, but it no longer counts as a worker: another
 thread takes its place.
 
-All of it is work in the background: the threads have a low priority (:func:`tfs_lite.core.threads.low_priority`), and
-while tasks run, the threads that answer requests get the interpreter lock sooner (:mod:`tfs_lite.core.yielding`), but
-for tasks that are overdue.
+All of it is work in the background: while tasks run, the threads that answer requests get the interpreter lock sooner
+(:mod:`tfs_lite.core.yielding`), but for tasks that are overdue.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.status import ServingError
-from tfs_lite.core.threads import JOIN_SECONDS, is_users, join, leave_behind, low_priority, start
+from tfs_lite.core.threads import JOIN_SECONDS, is_users, join, leave_behind, start
 from tfs_lite.core.yielding import begin_giving_way, end_giving_way, let_others_run
 
 logger = logging.getLogger(__name__)
@@ -113,13 +111,9 @@ class PoolExecutor:
     """Threads that are started when needed. With size 0 there are none, and ``run_pending`` does the work. If the
     system refuses a thread, the tasks stay queued, and the next call of any method tries again."""
 
-    def __init__(
-        self, name: str, num_threads: int, patience: Patience | None = None, *, low_priority: bool = True
-    ) -> None:
-        """Without ``patience`` no task is ever overdue. ``low_priority``: the threads give way to those that answer
-        requests."""
+    def __init__(self, name: str, num_threads: int, patience: Patience | None = None) -> None:
+        """Without ``patience`` no task is ever overdue."""
         self._name = name
-        self._low_priority = low_priority
         self._patience = patience
         self._changed = threading.Condition()  # guards the fields below
         self._queue: deque[Task] = deque()
@@ -203,10 +197,9 @@ class PoolExecutor:
         return self._size + (min(self._overdue, self._patience.most) if self._patience is not None else 0)
 
     def _serve(self) -> None:
-        with low_priority() if self._low_priority else nullcontext():
-            while (run := self._take()) is not None:
-                self._run(run)
-                del run  # an idle thread keeps no loader alive
+        while (run := self._take()) is not None:
+            self._run(run)
+            del run  # an idle thread keeps no loader alive
 
     def _take(self) -> _RunningTask | None:
         """The next task; None when this thread is to end (pool closed and empty, or shrunk)."""

@@ -1,12 +1,8 @@
-"""Threads: how they are started and joined, which of them give way, and one that does one thing again and again.
+"""Threads: how they are started and joined, and one that does one thing again and again.
 
 No start may be taken for granted (a system that is short of processes refuses it for a moment), and no join may wait
 without a limit (a thread may hang in a call that never answers). :func:`join` bounds the wait and remembers the thread
 that has not ended, so that the end of the process can say what was left behind.
-
-A thread gets the priority of the one that starts it, and only privileged users may raise it again. Loads are done by
-threads of low priority (:func:`low_priority`) and start those that will answer requests: :func:`start` gives each the
-ordinary priority. What starts threads or processes in another way is called by :func:`at_ordinary_priority`.
 
 :class:`PeriodicThread` is used by the file-system source (polls), the aspired-versions manager (ticks) and the
 config-file poller, so that there is one loop to get right: runs never overlap, the interval counts from start to start,
@@ -17,26 +13,22 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from queue import SimpleQueue
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.core.yielding import let_others_run
+from tfs_lite.core.yielding import lower_priority
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 JOIN_SECONDS = 5.0
 """The longest wait for the end of one thread, or of the threads of one pool, when something is closed."""
-NICENESS = 10
-"""The niceness of a thread of low priority, which gets a tenth of a processor that another thread wants as well."""
 _left: list[tuple[str, Callable[[], bool]]] = []
 """Names, and whether it still goes on."""
 _lock = threading.Lock()  # guards _left
@@ -53,94 +45,47 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Starter:
-    """A thread of ordinary priority, which starts threads for those of low priority while there are any. Any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the fields below
-        self._users = 0
-        self._asked = SimpleQueue[tuple[threading.Thread, Future[None]] | None]()  # of the thread that there is now
-
-    def enter(self) -> None:
-        """Called by a thread of ordinary priority. UNAVAILABLE if the system refuses another thread."""
-        with self._lock:
-            if not self._users:
-                self._asked = SimpleQueue()
-                start(threading.Thread(target=self._run, args=(self._asked,), name="tfs-starter", daemon=True))
-            self._users += 1
-
-    def leave(self) -> None:
-        """Called once by each thread that has entered."""
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                self._asked.put(None)
-
-    def start(self, thread: threading.Thread) -> None:
-        """Called between the two. Raises what Python raises."""
-        started = Future[None]()
-        self._asked.put((thread, started))
-        started.result()
-
-    @staticmethod
-    def _run(queue: SimpleQueue[tuple[threading.Thread, Future[None]] | None]) -> None:
-        while (asked := queue.get()) is not None:
-            thread, started = asked
-            _settle(started, thread.start)
-            del asked, thread, started
-
-
-class _Priority(threading.local):
-    """The priority of the calling thread."""
-
-    is_low = False
-
-
-_starter = _Starter()
-_priority = _Priority()
-
-
-@contextmanager
-def low_priority() -> Iterator[None]:
-    """Lowers the priority of the calling thread, which ends with the context, where the system has one for each thread.
-    Nothing changes if the system refuses the thread that would start others for it."""
-    try:
-        if sys.platform != "linux":  # only processes have a priority
-            raise OSError
-        priority = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
-        _starter.enter()
-    except (OSError, ServingError):
-        yield
-        return
-    try:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
-        _priority.is_low = True
-        let_others_run()
-        yield
-    finally:
-        _priority.is_low = False
-        _starter.leave()
-
-
 def start(thread: threading.Thread) -> None:
-    """Starts it, with the ordinary priority. UNAVAILABLE if the system refuses another thread; the same thread may be
-    started again later."""
+    """Starts it. UNAVAILABLE if the system refuses another thread; the same thread may be started again later."""
     try:
-        if _priority.is_low:
-            _starter.start(thread)
-        else:
-            thread.start()
+        thread.start()
     except RuntimeError as error:
         raise ServingError(StatusCode.UNAVAILABLE, f"the thread {thread.name} cannot be started: {error}") from None
 
 
-def at_ordinary_priority(work: Callable[[], T], name: str) -> T:
-    """Returns ``work()``, done by this thread, or by a new daemon thread, which ends before this returns, if this one
-    has a low priority. Raises what ``work`` raises; UNAVAILABLE if the system refuses the thread."""
-    if not _priority.is_low:
+def start_all(threads: Sequence[threading.Thread]) -> None:
+    """Starts all of these, or none: each begins its work when the last one has been started. UNAVAILABLE if the system
+    refuses one of them."""
+    all_started: Future[bool] = Future()
+    for thread in threads:
+        thread.run = partial(_run_if, all_started, thread.run)  # type: ignore[method-assign]
+    started = list[threading.Thread]()
+    try:
+        for thread in threads:
+            start(thread)
+            started.append(thread)
+    finally:
+        all_started.set_result(len(started) == len(threads))
+        if len(started) < len(threads):
+            for thread in started:
+                join(thread)
+
+
+def _run_if(condition: Future[bool], run: Callable[[], None]) -> None:
+    if condition.result():
+        run()
+
+
+def call_in_background(work: Callable[[], T], name: str) -> T:
+    """Returns ``work()``, done by a new daemon thread of low priority that ends before this returns. Raises what
+    ``work`` raises; UNAVAILABLE if the system refuses the thread. ``work`` must leave no thread and no process behind:
+    they would keep the priority."""
+
+    def run() -> T:
+        lower_priority()
         return work()
-    thread, outcome = _begin(work, name)
+
+    thread, outcome = _begin(run, name)
     thread.join()
     try:
         return outcome.result()

@@ -10,21 +10,24 @@ An interval that is shorter than an operator ends that (:func:`giving_way`).
 
 The processor is another matter: a thread that waits for it, and has not run yet, does not ask for the lock. The system
 takes a processor from a busy thread at its next tick, after up to 4 ms, unless that thread counts for less than the one
-that waits (:func:`tfs_lite.core.threads.low_priority`).
+that waits (:func:`lower_priority`).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 INTERVAL_SECONDS = 0.0005
 PAUSE_SECONDS = 0.0001
 SWITCH_SECONDS = 0.00005
 """The interpreter's switch interval while somebody works in the background."""
+NICENESS = 10
+"""The niceness of a thread of low priority, which gets a tenth of a processor that another thread wants as well."""
 
 
 class Yielder:
@@ -93,3 +96,14 @@ def let_others_run() -> None:
     """Lets those threads run that wait for this thread's processor: the system may else leave it to this one until its
     next tick."""
     time.sleep(PAUSE_SECONDS)
+
+
+def lower_priority() -> None:
+    """Lowers the priority of the calling thread for good, where the system has one for each thread, and lets those run
+    that wait for its processor. Threads and processes that it starts inherit the priority, and only privileged users
+    may raise it again: for threads that open versions, not for those that start what answers requests."""
+    if sys.platform == "linux":  # elsewhere only processes have a priority
+        with suppress(OSError):
+            priority = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
+    let_others_run()

@@ -19,7 +19,7 @@ from tfs_lite.core.model import BatchReport, JudgesCalls, Model, OnBatch, Predic
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode, invalid_argument, queue_full
-from tfs_lite.core.threads import start
+from tfs_lite.core.threads import start_all
 from tfs_lite.schedulers.calls import CANCELLED, count_run, failure_of, finish, rows_of
 
 MAX_TIMED_PARTS = 1000
@@ -74,10 +74,8 @@ class DecoupledServable(JudgesCalls):
         self._running: set[int] = set()
         self._closed = False
         self._made = 0  # how many instances there have ever been
-        self._instances: list[_Instance] = []
+        self._instances = self._started(models)
         self._leaving: list[_Instance] = []
-        with self._changed:
-            self._add(models)
 
     @property
     def models(self) -> Sequence[Model]:
@@ -131,9 +129,9 @@ class DecoupledServable(JudgesCalls):
             staying = [each for each in self._instances if each not in leaving]
             if self._closed or not (staying or add):
                 return False
-            self._instances = staying
+            added = self._started(add)
+            self._instances = [*staying, *added]
             self._leaving = [each for each in self._leaving if each.thread.is_alive()] + leaving
-            self._add(add)
             for each in leaving:
                 each.ending.set()
             self._changed.notify_all()
@@ -152,13 +150,16 @@ class DecoupledServable(JudgesCalls):
             each.thread.join()
         close_models([each.model for each in self._instances], self._name)
 
-    def _add(self, models: Sequence[Model]) -> None:
-        """Adds models and their threads, with the lock held, so that ``close`` finds no thread that was not started."""
-        for model in models:
-            instance = _Instance(model, f"tfs-parts-{self._name}-{self._made}", self._serve)
-            self._made += 1
-            self._instances.append(instance)
-            start(instance.thread)
+    def _started(self, models: Sequence[Model]) -> list[_Instance]:
+        """Instances whose threads have been started. Called with the lock held, so that ``close`` finds all of them."""
+        first = self._made
+        self._made += len(models)
+        found = [
+            _Instance(model, f"tfs-parts-{self._name}-{number}", self._serve)
+            for number, model in enumerate(models, first)
+        ]
+        start_all([instance.thread for instance in found])
+        return found
 
     def _refusal(self, call: PredictCall) -> Status | None:
         if call.on_part is None:

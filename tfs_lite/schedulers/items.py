@@ -21,7 +21,7 @@ from functools import partial
 from tfs_lite.core.model import JudgesCalls, Model, PredictCall, PredictServable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, queue_full
-from tfs_lite.core.threads import start
+from tfs_lite.core.threads import start_all
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.calls import CANCELLED, Answer, complete, finish
@@ -119,8 +119,7 @@ class ItemServable(JudgesCalls):
             threading.Thread(target=self._work, name=f"tfs-items-{name}-{index}", daemon=True)
             for index in range(threads)
         ]
-        for thread in self._threads:
-            start(thread)
+        start_all(self._threads)
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

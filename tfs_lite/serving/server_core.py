@@ -166,12 +166,11 @@ class ServerCore:
         options = self.options
         slow = (options.slow_load_seconds, options.slow_unload_seconds)
         patience = [Patience(seconds, MOST_OVERDUE, self.clock) for seconds in slow]
-        low = not self.resources.on_gpu  # whose driver starts threads in any call
         return AspiredVersionsManager(
             AspiredVersionsManagerOptions(
                 clock=self.clock,
-                load_executor=PoolExecutor("tfs-load", options.num_load_threads, patience[0], low_priority=low),
-                unload_executor=PoolExecutor("tfs-unload", options.num_unload_threads, patience[1], low_priority=low),
+                load_executor=PoolExecutor("tfs-load", options.num_load_threads, patience[0]),
+                unload_executor=PoolExecutor("tfs-unload", options.num_unload_threads, patience[1]),
                 event_bus=self._bus,
                 resource_tracker=self.resources.tracker,
                 max_num_load_retries=options.max_num_load_retries,

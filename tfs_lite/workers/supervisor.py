@@ -28,7 +28,7 @@ from typing import cast
 import ormsgpack
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.core.threads import at_ordinary_priority
+from tfs_lite.core.threads import start_all
 from tfs_lite.workers.fork_server import MAX_REQUEST
 from tfs_lite.workers.launch import is_forked, launch
 
@@ -126,7 +126,7 @@ class Supervisor:
             if self._closed:
                 raise ServingError(StatusCode.UNAVAILABLE, f"{label} cannot be started: the server is shutting down")
             if self._fork_server is None or self._fork_server.gone.is_set():
-                self._fork_server = at_ordinary_priority(lambda: self._start(label), "tfs-fork-server")
+                self._fork_server = self._start(label)
             fork_server, self._used = self._fork_server, True
         return fork_server.spawn(label, sock, preload)
 
@@ -177,9 +177,15 @@ class _ForkServerProcess:
         self._workers: dict[int, Worker] = {}
         self._number = 0
         self._thread = threading.Thread(target=self._receive_messages, name="tfs-fork-server", daemon=True)
-        self._thread.start()
         self._passing_on = threading.Thread(target=self._pass_on_output, name="tfs-worker-output", daemon=True)
-        self._passing_on.start()
+        try:
+            start_all([self._thread, self._passing_on])
+        except ServingError:
+            self._process.kill()
+            self._process.wait()
+            self._sock.close()
+            os.close(self._output)
+            raise
 
     def spawn(self, label: str, sock: socket.socket, preload: Sequence[str]) -> Worker:
         with self._lock:

@@ -6,12 +6,12 @@ import threading
 import pytest
 
 from tests.support.errors import refusal
-from tests.support.threads import niceness, on_a_thread
+from tests.support.threads import niceness
 from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.python.imports import SWITCH_SECONDS
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
-from tfs_lite.core.threads import NICENESS, low_priority
+from tfs_lite.core.yielding import NICENESS
 
 REQUEST = OpenRequest(ServableId("m", 1), VersionFiles("/nowhere", frozenset()), "cpu", False)
 
@@ -65,7 +65,7 @@ def test_what_is_no_model_or_answers_nothing_is_refused(opened, told):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
 @pytest.mark.parametrize("leaves", [False, True])
-def test_version_whose_opening_may_leave_threads_is_opened_at_ordinary_priority(leaves):
+def test_version_is_opened_by_a_thread_of_low_priority_that_ends_unless_it_may_leave_threads(leaves):
     usual, threads, found = niceness(), set(threading.enumerate()), list[tuple[int, str]]()
 
     def opened(request):
@@ -73,18 +73,15 @@ def test_version_whose_opening_may_leave_threads_is_opened_at_ordinary_priority(
         raise OSError("the disk is gone")
 
     platform = Platform("odd", "odd.bin", lambda files: True, opened, leaves_threads=lambda request: leaves)
-
-    def load():
-        with low_priority(), pytest.raises(OSError, match="the disk is gone"):
-            platform.start(REQUEST)
-
-    on_a_thread(load, "load")
-    low = max(usual, NICENESS)
-    assert found == [(usual, "tfs-open") if leaves else (low, "load_0")]
-    assert {thread.name for thread in set(threading.enumerate()) - threads} <= {"tfs-starter"}
+    with pytest.raises(OSError, match="the disk is gone"):
+        platform.start(REQUEST)
+    here = threading.current_thread().name
+    assert found == [(usual, here) if leaves else (max(usual, NICENESS), "tfs-open")]
+    assert niceness() == usual
+    assert set(threading.enumerate()) == threads
 
 
-def test_what_is_opened_by_another_thread_imports_in_turns(tmp_path, monkeypatch):
+def test_what_is_opened_in_the_background_imports_in_turns(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "network_turn.py").write_text("import sys\ninterval = sys.getswitchinterval()\n")
     found = list[float]()
@@ -92,13 +89,8 @@ def test_what_is_opened_by_another_thread_imports_in_turns(tmp_path, monkeypatch
     def opened(request):
         found.append(importlib.import_module("network_turn").interval)
 
-    platform = Platform("odd", "odd.bin", lambda files: True, opened)
-
-    def load():
-        with low_priority():
-            assert "open returned NoneType" in refusal(platform.start, REQUEST, code=StatusCode.FAILED_PRECONDITION)
-
-    on_a_thread(load, "load")
+    platform = Platform("odd", "odd.bin", lambda files: True, opened, leaves_threads=lambda request: False)
+    assert "open returned NoneType" in refusal(platform.start, REQUEST, code=StatusCode.FAILED_PRECONDITION)
     assert found == [pytest.approx(SWITCH_SECONDS)]
 
 

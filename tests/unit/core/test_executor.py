@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.servers.process import wait_until
-from tests.support.threads import niceness
 from tfs_lite.core.executor import Patience, PoolExecutor, Task
-from tfs_lite.core.threads import NICENESS, left_behind
+from tfs_lite.core.threads import left_behind
 from tfs_lite.core.yielding import SWITCH_SECONDS
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
@@ -214,16 +213,6 @@ def test_other_threads_get_the_interpreter_lock_sooner_while_a_task_runs_that_is
     gate.open()
     pool.shutdown()
     assert sys.getswitchinterval() == before
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
-@pytest.mark.parametrize("low", [True, False])
-def test_tasks_have_a_low_priority_if_the_pool_says_so(low: bool) -> None:
-    usual, found = niceness(), list[int]()
-    pool = PoolExecutor("test-priority", 1, low_priority=low)
-    pool.submit(task(lambda: found.append(niceness())))
-    pool.shutdown()
-    assert found == [max(usual, NICENESS) if low else usual]
 
 
 def test_so_many_tasks_may_be_overdue_and_one_more_keeps_its_place(gate: Gate) -> None:

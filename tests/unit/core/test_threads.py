@@ -6,31 +6,25 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 
 from tests.support.servers.process import wait_until
-from tests.support.threads import niceness, on_a_thread
-from tfs_lite.core import threads
+from tests.support.threads import niceness
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.core.threads import (
-    NICENESS,
     BoundedCalls,
     PeriodicThread,
     Pool,
     all_within,
-    at_ordinary_priority,
+    call_in_background,
     left_behind,
-    low_priority,
-    start,
+    start_all,
     within,
 )
+from tfs_lite.core.yielding import NICENESS
 
 FOREVER = 3600.0
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
-T = TypeVar("T")
 
 
 class Counter:
@@ -179,48 +173,14 @@ def test_thread_that_the_system_refuses_may_be_started_again(refused_threads) ->
     thread.stop()
 
 
-def of_low_priority(work: Callable[[], T]) -> T:
-    """``work()``, done by a thread of low priority."""
-
-    def lowered() -> T:
-        with low_priority():
-            return work()
-
-    return on_a_thread(lowered)
-
-
-@LINUX
-def test_threads_that_one_of_low_priority_starts_have_the_ordinary_one() -> None:
-    usual, found = niceness(), list[int]()
-
-    def work() -> None:
-        found.append(niceness())
-        thread = threading.Thread(target=lambda: found.append(niceness()))
-        start(thread)
-        thread.join()
-
-    of_low_priority(work)
-    assert found == [max(usual, NICENESS), usual]
-    assert niceness() == usual
-
-
-@LINUX
-def test_work_at_ordinary_priority_is_done_by_a_daemon_thread_that_has_ended() -> None:
-    usual = niceness()
-    ran, found = of_low_priority(
-        lambda: at_ordinary_priority(lambda: (threading.current_thread(), niceness()), "apart")
-    )
-    assert (ran.name, ran.daemon, ran.is_alive(), found) == ("apart", True, False, usual)
+def test_call_in_the_background_gives_the_result_or_the_error_of_a_daemon_thread_that_has_ended() -> None:
+    ran = call_in_background(threading.current_thread, "apart")
+    assert (ran.name, ran.daemon, ran.is_alive()) == ("apart", True, False)
     with pytest.raises(SystemExit):
-        of_low_priority(lambda: at_ordinary_priority(sys.exit, "apart"))
+        call_in_background(sys.exit, "apart")
 
 
-def test_work_at_ordinary_priority_is_done_by_a_thread_that_has_it() -> None:
-    assert at_ordinary_priority(threading.current_thread, "apart") is threading.current_thread()
-
-
-@LINUX
-def test_work_at_ordinary_priority_keeps_no_error_alive() -> None:
+def test_call_in_the_background_keeps_no_error_alive() -> None:
     class Held:
         pass
 
@@ -231,44 +191,49 @@ def test_work_at_ordinary_priority_keeps_no_error_alive() -> None:
         found.append(weakref.ref(held))
         raise OSError("gone")
 
-    def work() -> object:
-        with pytest.raises(OSError, match="gone"):
-            at_ordinary_priority(fail, "apart")
-        return found[0]()
-
     gc.disable()
     try:
-        assert of_low_priority(work) is None
+        with pytest.raises(OSError, match="gone"):
+            call_in_background(fail, "apart")
+        assert found[0]() is None
     finally:
         gc.enable()
 
 
-@LINUX
-def test_thread_that_is_refused_is_unavailable_to_one_of_low_priority_too(refused_threads) -> None:
-    def work() -> ServingError:
-        refused_threads.next = 1
-        with pytest.raises(ServingError) as refused:
-            at_ordinary_priority(threading.current_thread, "apart")
-        return refused.value
-
-    error = of_low_priority(work)
-    assert error.code is StatusCode.UNAVAILABLE
-    assert "the thread apart cannot be started" in str(error)
+def test_call_in_the_background_is_unavailable_without_a_thread(refused_threads) -> None:
+    refused_threads.next = 1
+    with pytest.raises(ServingError) as refused:
+        call_in_background(threading.current_thread, "apart")
+    assert refused.value.code is StatusCode.UNAVAILABLE
 
 
-@LINUX
-def test_thread_keeps_its_priority_if_the_system_refuses_the_one_that_would_start_others(
-    refused_threads, monkeypatch
-) -> None:
-    monkeypatch.setattr(threads, "_starter", threads._Starter())
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
+def test_call_in_the_background_has_a_low_priority() -> None:
     usual = niceness()
+    assert call_in_background(niceness, "apart") == max(usual, NICENESS)
+    assert niceness() == usual
 
-    def work() -> int:
-        refused_threads.next = 1
-        with low_priority():
-            return niceness()
 
-    assert on_a_thread(work) == usual
+def test_threads_that_are_started_together_begin_when_the_last_one_has_been_started(refused_threads) -> None:
+    began, started = list[str](), list[str]()
+    names = ["a", "b", "c"]
+    threads = [threading.Thread(target=began.append, args=(name,), name=name) for name in names]
+    refused_threads.on_start = lambda thread: (started.append(thread.name), began and pytest.fail("too early"))
+    start_all(threads)
+    for thread in threads:
+        thread.join(60)
+    assert (started, sorted(began)) == (names, names)
+
+
+def test_of_threads_that_are_started_together_none_begins_if_one_is_refused(refused_threads) -> None:
+    began = list[str]()
+    threads = [threading.Thread(target=began.append, args=(name,), name=name) for name in ("a", "b", "c")]
+    refused_threads.on_start = lambda thread: setattr(refused_threads, "next", int(thread.name == "c"))
+    with pytest.raises(ServingError) as refused:
+        start_all(threads)
+    assert refused.value.code is StatusCode.UNAVAILABLE
+    assert "the thread c cannot be started" in str(refused.value)
+    assert (began, [thread.is_alive() for thread in threads]) == ([], [False] * 3)
 
 
 def test_bounded_call_gives_the_result_or_the_error() -> None:

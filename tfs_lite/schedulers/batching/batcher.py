@@ -21,7 +21,7 @@ from tfs_lite.core.model import RUNNING, Model, OnBatch, PredictCall, SharedRuns
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode, queue_full
-from tfs_lite.core.threads import start
+from tfs_lite.core.threads import start_all
 from tfs_lite.schedulers.batching.cpu_saturation import saturation_of
 from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.ordering import Order
@@ -113,8 +113,7 @@ class BatchingServable:
         workers = make_workers(models, self._name, threads, self._serve)
         self._workers = WorkerPool(workers)
         self._saturation = saturation_of(models, len(workers))
-        for worker in workers:
-            start(worker.thread)
+        start_all([worker.thread for worker in workers])
 
     @property
     def pending(self) -> int:
@@ -201,10 +200,9 @@ class BatchingServable:
         with self._lock:
             if self._closed or not models:
                 return False
+            start_all([worker.thread for worker in workers])  # here, because ``close`` joins all workers of the pool
             self.models = models
             idle = self._workers.change(workers, remove)
-            for worker in workers:
-                start(worker.thread)  # here, because ``close`` joins all workers of the pool
             waiting = self._look_for_losses()
             count = len(self._workers)
         for worker in idle:

@@ -19,7 +19,7 @@ from typing import Generic
 from tfs_lite.core.clock import Timer
 from tfs_lite.core.model import RUNNING, BatchReport, Model, OnBatch, WorkerLost, close_models
 from tfs_lite.core.status import Status
-from tfs_lite.core.threads import start
+from tfs_lite.core.threads import start_all
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread
 from tfs_lite.schedulers.calls import Answer, count_run, failure_of
 from tfs_lite.schedulers.sequence.request import SequenceItem, SequenceSlot, T
@@ -66,8 +66,7 @@ class DirectWorkers:
         return 0
 
     def start(self) -> None:
-        for worker in self._workers:
-            start(worker.thread)
+        start_all([worker.thread for worker in self._workers])
 
     def wake(self, slots: Collection[SequenceSlot]) -> None:
         instances = {slot.instance for slot in slots}

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from tfs_lite.adapters.device import (
-    check_device,
-    gpu_bytes,
-    group_memory,
-    limit_gpu_memory,
-    machine_resources,
-    uses_gpu,
-)
+from tfs_lite.adapters.device import check_device, gpu_bytes, group_memory, limit_gpu_memory, machine_resources
 from tfs_lite.adapters.gpu_placement import GpuReservations
 from tfs_lite.adapters.loader import AdapterSettings, MakeServable, Opens, open_here
 from tfs_lite.adapters.model_warmup import warm_models
@@ -90,12 +83,10 @@ class ResourceUse:
 
 @dataclass(frozen=True, slots=True)
 class DeviceResources:
-    """The devices with their memory. ``tracker`` decides whether one more version fits. ``on_gpu``: versions go to a
-    GPU where their configs do not say."""
+    """The devices with their memory. ``tracker`` decides whether one more version fits."""
 
     util: ResourceUtil
     tracker: ResourceTracker
-    on_gpu: bool
 
     @classmethod
     def measure(cls, options: ServerOptions) -> DeviceResources:
@@ -106,7 +97,7 @@ class DeviceResources:
         devices, total = machine_resources(options.total_model_memory_limit_bytes or None, fraction)
         util = ResourceUtil(devices)
         share = ModelShare(group_memory, default_reserve if reserve < 0 else lambda limit: reserve)
-        return cls(util, ResourceTracker(util, total, share), uses_gpu(options.device))
+        return cls(util, ResourceTracker(util, total, share))
 
     def use(self, journal: LoadJournal) -> Iterable[ResourceUse]:
         """The resources that the versions in memory hold now, as their loaders estimate them."""

@@ -21,7 +21,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
 from tfs_lite.schedulers.cached import CachedServable
@@ -264,6 +264,32 @@ def test_last_instance_does_not_leave_and_a_closed_servable_takes_none(kind: Kin
     servable.close()
     assert not servable.resize([late])
     assert (only.closed, late.closed) == (1, 0)
+
+
+def test_instances_join_only_if_the_threads_of_all_of_them_can_be_started(
+    kind: Kind, clock: SystemClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, start, asked = kind.model(), [kind.model() for _ in range(3)], threading.Thread.start, list[str]()
+    servable = kind.make([old], clock)
+
+    def start_the_first(thread: threading.Thread) -> None:
+        asked.append(thread.name)
+        if len(asked) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_the_first)
+    with pytest.raises(ServingError) as refused:
+        servable.resize(new)
+    assert refused.value.code is StatusCode.UNAVAILABLE
+    assert list(servable.models) == [old]
+    for number in range(4):
+        request = NumberRequest(number, kind.make is decoupled)
+        servable.submit(request.call)
+        assert request.value == 2 * number + kind.plus
+    assert servable.resize(new)
+    servable.close()
+    assert [model.closed for model in (old, *new)] == [1, 1, 1, 1]
 
 
 def test_instance_whose_steps_are_under_way_is_closed_after_them(clock: SystemClock) -> None:
