@@ -312,6 +312,7 @@ def test_a_version_that_was_held_back_is_named_and_answers_only_by_command(night
     assert code == 1
     assert "version 8 is held back: " in said
     assert "version 7 answers" in said
+    assert "tfs-lite rollback stays with version 7" in night.run("guard", "m")[1], "and 8 must not answer then"
     code, said = night.run("explain", "m")
     assert code == 1
     assert said.startswith("m (SERVING_OTHER): version 8 is held back: replay.tfrecord: record 1 (serving_default, ")

@@ -15,6 +15,7 @@ nothing.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, listed, not_found, printable
 from tfs_lite.core.threads import call_in_background
 
+logger = logging.getLogger(__name__)
 MAX_SHOWN = 8
 GONE = "its directory is gone"
 CHANGED = "its files have changed since it was loaded"
@@ -255,6 +257,8 @@ class Platform:
 
     def start(self, request: OpenRequest) -> OpenedModel:
         """Calls ``open``; UNIMPLEMENTED if there is none, or what it imports is not installed."""
+        if self.needs_trust:  # it may end the process, and nobody could say afterwards who did
+            logger.info("%s: process %d runs its code (%s)", request.id, os.getpid(), self.artefact)
         if self.leaves_threads(request):
             return self._call(self.open, request)
 

@@ -111,7 +111,8 @@ def _answers(rollout: Tree) -> str:
     if rollout["going_back"] is not None:
         return f"{text}, until version {rollout['going_back']} has loaded"
     if rollout["back_to"] is not None:
-        text += f"; tfs-lite rollback goes back to version {rollout['back_to']}"
+        what = "stays with" if rollout["back_to"] == rollout["answers"] else "goes back to"
+        text += f"; tfs-lite rollback {what} version {rollout['back_to']}"
     return text
 
 

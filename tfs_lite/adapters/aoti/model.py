@@ -15,20 +15,12 @@ from typing import Any
 import torch
 
 from tfs_lite.adapters.aoti.machine import check_machine, read_metadata
-from tfs_lite.adapters.exported.document import (
-    COMPILED,
-    CONSTANTS,
-    FILES,
-    PROGRAM,
-    WEIGHTS,
-    ProgramDocument,
-    read_document,
-)
+from tfs_lite.adapters.exported.document import COMPILED, CONSTANTS, FILES, WEIGHTS, ProgramDocument, read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import MISREAD, check_schema
 from tfs_lite.adapters.exported.signature import signature_of
 from tfs_lite.adapters.exported.weights import read_weights
-from tfs_lite.adapters.inspect.archive import Archive, check_members, damaged, open_archive
+from tfs_lite.adapters.inspect.archive import PROGRAM, Archive, check_members, damaged, open_archive
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.pytorch.export import ARTEFACT, open_by_torch, open_exported

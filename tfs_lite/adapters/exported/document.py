@@ -22,7 +22,7 @@ import orjson
 
 from tfs_lite.adapters.exported.expression import check_expression
 from tfs_lite.adapters.exported.operators import HIGHER_ORDER, SIZE_FUNCTIONS
-from tfs_lite.adapters.inspect.archive import FRAME, Archive, check_members, damaged, open_archive, unsafe
+from tfs_lite.adapters.inspect.archive import FRAME, PROGRAM, Archive, check_members, damaged, open_archive, unsafe
 from tfs_lite.core.status import failed_precondition
 from tfs_lite.core.yielding import Yielder
 from tfs_lite.transport.remembered import Remembered
@@ -31,7 +31,6 @@ MAX_DEPTH = 200
 COMPILED = "data/aotinductor/"
 WEIGHTS, CONSTANTS = "data/weights/", "data/constants/"
 SAMPLES = "data/sample_inputs/model.pt"
-PROGRAM = "models/model.json"
 MOST_HARMLESS = 256
 _HARMLESS = Remembered[bytes, bool](MOST_HARMLESS)
 """The SHA-256 of programs that have passed the check: the next version of a model mostly has other weights alone."""

@@ -15,7 +15,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tfs_lite.core.loader import LoadMeter, LoadPhase
@@ -36,6 +36,10 @@ _LOCAL_HEADER_SIZE, _LOCAL_LENGTHS_AT = 30, 26
 _ENCRYPTED = 0x1
 PICKLE = "data.pkl"
 """The member of a module or a state_dict as torch.save writes them, and of TorchScript, which has all it needs."""
+SCRIPT_CONSTANTS = "constants.pkl"
+"""A member of every TorchScript archive."""
+PROGRAM = "models/model.json"
+"""The member of an exported program that says what is computed."""
 _ZIP64_EXTRA = 1
 _ZIP32_LIMIT = 0xFFFFFFFF
 _PLAIN_NAME = re.compile(r"[^\x00-\x1f\\]+")
@@ -58,6 +62,16 @@ def pickled(name: str) -> ServingError:
         f"{name} is a pickle that torch.save wrote, which is never loaded: write the model with tfs_lite.save or "
         "torch.export.save"
     )
+
+
+def of_another_kind(name: str, members: Collection[str]) -> ServingError | None:
+    """The error for an archive that torch wrote for another kind of artefact than its name says; None for what torch
+    did not write."""
+    if SCRIPT_CONSTANTS in members:
+        return damaged(f"{name} is TorchScript: call it model.pt, or export the model anew with tfs_lite.save")
+    if PROGRAM in members:
+        return damaged(f"{name} is an exported program: call it model.pt2")
+    return pickled(name) if PICKLE in members else None
 
 
 def unsafe(what: str) -> ServingError:
@@ -131,10 +145,9 @@ class Archive:
 
     def _find(self, member: str) -> zipfile.ZipInfo:
         info = self.members.get(member)
-        if info is None and PICKLE in self.members:
-            raise pickled(self.name)
         if info is None:
-            raise damaged(f"{self.name} has no {member}: it is incomplete, or no archive of this kind")
+            what = f"{self.name} has no {member}: it is incomplete, or no archive of this kind"
+            raise of_another_kind(self.name, self.members) or damaged(what)
         return info
 
     def verify_checksums(self) -> None:

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import re
 
-from tfs_lite.adapters.inspect.archive import FRAME, PICKLE, check_members, damaged, open_archive, pickled, unsafe
+from tfs_lite.adapters.inspect.archive import (
+    FRAME,
+    SCRIPT_CONSTANTS,
+    check_members,
+    damaged,
+    of_another_kind,
+    open_archive,
+    unsafe,
+)
 from tfs_lite.core.loader import LoadMeter
 
 _SCRIPT = re.compile(rf"{FRAME}|(data|constants|traced_inputs)(\.pkl|/\d+)|code/.*")
@@ -19,10 +27,9 @@ _TOUCHES_FILES = re.compile(rb"\.(\s|#[^\n]*\n)*(save|from_file|read_file|write_
 def inspect_script(path: str, name: str, trusted: bool, meter: LoadMeter | None = None) -> None:
     """Checks what ``torch.jit.save`` wrote. Scripts are no Python, but a few of their functions write files."""
     with open_archive(path, name, meter) as archive:
-        if "constants.pkl" not in archive.members:
-            if PICKLE in archive.members:
-                raise pickled(name)
-            raise damaged(f"{name} is no TorchScript archive; weights alone cannot be served")
+        if SCRIPT_CONSTANTS not in archive.members:
+            what = f"{name} is no TorchScript archive; weights alone cannot be served"
+            raise of_another_kind(name, archive.members) or damaged(what)
         archive.verify_checksums()
         if trusted:
             return

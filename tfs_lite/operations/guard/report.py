@@ -161,8 +161,10 @@ class GuardReports:
         there = {each.version for each in known if each.state is VersionState.AVAILABLE}
         there |= found.versions if found is not None else (self._on_disk(name) or {}).keys()
         failed = {each.version for each in known if each.state is VersionState.END and not each.status.ok}
-        below = there - failed - {rejection.version for rejection in view.rejected}
-        return max((version for version in below if answers is None or version < answers), default=None)
+        there -= {rejection.version for rejection in view.rejected}
+        newest = max(there, default=0)
+        top = newest if answers is None or newest in failed else answers
+        return max((version for version in there - failed if version < top), default=None)
 
     # What happens.
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.support.servers.platforms import Doubler, add_to_archive, rewrite_archive, write_script
+from tfs_lite.adapters.exported.document import inspect_exported
 from tfs_lite.adapters.inspect.script import inspect_script
 from tfs_lite.core.status import ServingError, StatusCode
 
@@ -52,6 +53,20 @@ class Stacked(torch.nn.Module):
 @pytest.mark.parametrize("module", [Doubler, Stacked])
 def test_archive_of_torch_jit_passes(tmp_path, module):
     inspect_script(str(write_script(tmp_path, module()) / "model.pt"), "model.pt", trusted=False)
+
+
+def test_artefact_under_the_name_of_another_kind_is_told_its_name(tmp_path):
+    script = write_script(tmp_path, Doubler()) / "model.pt"
+    program = tmp_path / "program.pt"
+    torch.export.save(torch.export.export(Doubler(), (torch.zeros(2, 4),)), program)
+    for inspect, path, told in (
+        (inspect_script, program, "program.pt is an exported program: call it model.pt2"),
+        (inspect_exported, script, "model.pt is TorchScript: call it model.pt, or export the model anew"),
+    ):
+        with pytest.raises(ServingError) as refusal:
+            inspect(str(path), path.name, trusted=False)
+        assert str(refusal.value).startswith(told)
+        assert refusal.value.code is StatusCode.DATA_LOSS
 
 
 @pytest.mark.parametrize("module", [Writer, Reader])

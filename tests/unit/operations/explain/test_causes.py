@@ -287,15 +287,16 @@ def test_a_version_that_came_last_and_is_not_wanted_is_named_without_a_remedy_in
 def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybody_would_ask_about() -> None:
     idle = Burden(3, None, ())
 
-    def of(wait: float, run: float, burden: Burden = idle) -> list[str]:
-        return [link.cause for link in ask(model(serving(1, burden=burden, pace=Pace(wait, run)))).because]
+    def of(wait: float, run: float, burden: Burden = idle, requests: int = 10) -> list[str]:
+        return [link.cause for link in ask(model(serving(1, burden=burden, pace=Pace(wait, run, requests)))).because]
 
     assert of(wait=0.3, run=0.1) == ["SLOW"]
     assert not of(wait=0.1, run=0.3)
     assert not of(wait=0.03, run=0.001)
+    assert not of(wait=0.3, run=0.1, requests=9)
     full = Burden(3, Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full", Reason.QUEUE_FULL), ())
     assert of(wait=0.3, run=0.1, burden=full) == ["QUEUE_FULL"]
-    text = ask(model(serving(1, burden=idle, pace=Pace(1.25, 0.1)))).because[0].text
+    text = ask(model(serving(1, burden=idle, pace=Pace(1.25, 0.1, 10)))).because[0].text
     assert "1.2 s for a run of 100.0 ms" in text
     assert "3 calls waiting now" in text
 
@@ -361,7 +362,7 @@ def test_a_model_most_of_whose_requests_fail_says_so_before_it_says_that_it_is_s
     assert (line(99).cause, line(99).failed_share) == ("FAILING", 0.99)
     assert "99% of its requests" in line(99).sentence
     assert line(5).cause == "SLOW"
-    both = [link.cause for link in ask(model(serving(1, pace=Pace(0.3, 0.1), failing=Failing(100, 5)))).because]
+    both = [link.cause for link in ask(model(serving(1, pace=Pace(0.3, 0.1, 100), failing=Failing(100, 5)))).because]
     assert both == ["SLOW", "FAILING"]
 
 

@@ -28,6 +28,8 @@ from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.workers.process_connection import OPENING_LOST
 from tfs_lite.workers.supervisor import FORK_SERVER_DIED
 
+LEAST_SLOW = 10
+"""Requests. The wait of a few says nothing: a process may have been started again meanwhile."""
 SLOW_WAIT = 0.05
 """Seconds. Calls that wait longer than this, and longer than they run, are worth a word: the model has more to do than
 it can. Shorter waits are normal: where there is room, waiting for the next batch costs one run at most."""
@@ -114,7 +116,9 @@ def _relief(case: Case) -> str:
 
 def slow(case: Case) -> Link | None:
     pace, burden = case.found.pace, case.found.burden
-    if pace is None or burden.refusal is not None or pace.wait_seconds <= max(pace.run_seconds, SLOW_WAIT):
+    if pace is None or burden.refusal is not None or pace.requests < LEAST_SLOW:
+        return None
+    if pace.wait_seconds <= max(pace.run_seconds, SLOW_WAIT):
         return None
     text = (
         f"its calls wait longer than they run: {duration(pace.wait_seconds)} for a run of "
