@@ -15,7 +15,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tfs_lite.core.loader import LoadMeter, LoadPhase
@@ -62,16 +62,6 @@ def pickled(name: str) -> ServingError:
         f"{name} is a pickle that torch.save wrote, which is never loaded: write the model with tfs_lite.save or "
         "torch.export.save"
     )
-
-
-def of_another_kind(name: str, members: Collection[str]) -> ServingError | None:
-    """The error for an archive that torch wrote for another kind of artefact than its name says; None for what torch
-    did not write."""
-    if SCRIPT_CONSTANTS in members:
-        return damaged(f"{name} is TorchScript: call it model.pt, or export the model anew with tfs_lite.save")
-    if PROGRAM in members:
-        return damaged(f"{name} is an exported program: call it model.pt2")
-    return pickled(name) if PICKLE in members else None
 
 
 def unsafe(what: str) -> ServingError:
@@ -145,9 +135,12 @@ class Archive:
 
     def _find(self, member: str) -> zipfile.ZipInfo:
         info = self.members.get(member)
+        if info is None and SCRIPT_CONSTANTS in self.members:
+            raise damaged(f"{self.name} is TorchScript: call it model.pt, or export the model anew with tfs_lite.save")
+        if info is None and PICKLE in self.members:
+            raise pickled(self.name)
         if info is None:
-            what = f"{self.name} has no {member}: it is incomplete, or no archive of this kind"
-            raise of_another_kind(self.name, self.members) or damaged(what)
+            raise damaged(f"{self.name} has no {member}: it is incomplete, or no archive of this kind")
         return info
 
     def verify_checksums(self) -> None:

@@ -9,11 +9,13 @@ import re
 
 from tfs_lite.adapters.inspect.archive import (
     FRAME,
+    PICKLE,
+    PROGRAM,
     SCRIPT_CONSTANTS,
     check_members,
     damaged,
-    of_another_kind,
     open_archive,
+    pickled,
     unsafe,
 )
 from tfs_lite.core.loader import LoadMeter
@@ -28,8 +30,11 @@ def inspect_script(path: str, name: str, trusted: bool, meter: LoadMeter | None 
     """Checks what ``torch.jit.save`` wrote. Scripts are no Python, but a few of their functions write files."""
     with open_archive(path, name, meter) as archive:
         if SCRIPT_CONSTANTS not in archive.members:
-            what = f"{name} is no TorchScript archive; weights alone cannot be served"
-            raise of_another_kind(name, archive.members) or damaged(what)
+            if PROGRAM in archive.members:
+                raise damaged(f"{name} is an exported program: call it model.pt2")
+            if PICKLE in archive.members:
+                raise pickled(name)
+            raise damaged(f"{name} is no TorchScript archive; weights alone cannot be served")
         archive.verify_checksums()
         if trusted:
             return

@@ -69,6 +69,16 @@ def test_artefact_under_the_name_of_another_kind_is_told_its_name(tmp_path):
         assert refusal.value.code is StatusCode.DATA_LOSS
 
 
+@pytest.mark.parametrize("member", ["archive_version", "data/weights/model_weights_config.json"])
+def test_program_without_one_of_its_members_is_told_what_it_lacks(tmp_path, member):
+    whole, path = tmp_path / "whole.pt2", tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(Doubler(), (torch.zeros(2, 4),)), whole)
+    rewrite_archive(whole, path, lambda name, data: None if name == member else data)
+    with pytest.raises(ServingError) as refusal:
+        inspect_exported(str(path), path.name, trusted=False)
+    assert str(refusal.value).startswith(f"model.pt2 has no {member}: it is incomplete")
+
+
 @pytest.mark.parametrize("module", [Writer, Reader])
 def test_script_that_touches_files_needs_trust(tmp_path, module):
     path = write_script(tmp_path, module()) / "model.pt"
