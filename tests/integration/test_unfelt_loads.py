@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.support.platforms.tagged import TAGGED, Write
 from tests.support.servers.in_process import serving
 from tests.support.servers.models import write_python_version
 from tests.support.servers.process import wait_until
-from tests.support.threads import niceness, of_low_priority
+from tests.support.threads import LINUX, niceness, of_low_priority
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest
@@ -26,7 +25,6 @@ from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.operations.history.memory import KEPT_BYTES
 from tfs_lite.workers import priorities
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
 WITH_A_THREAD = """
 import threading
 

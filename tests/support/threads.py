@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
+
+import pytest
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
 
 
 def niceness() -> int:

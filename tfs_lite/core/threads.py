@@ -57,23 +57,24 @@ def start_all(threads: Sequence[threading.Thread]) -> None:
     """Starts all of these, or none: each begins its work when the last one has been started. UNAVAILABLE if the system
     refuses one of them."""
     all_started: Future[bool] = Future()
-    for thread in threads:
-        thread.run = partial(_run_if, all_started, thread.run)  # type: ignore[method-assign]
     started = list[threading.Thread]()
     try:
         for thread in threads:
+            thread.run = partial(_run_if, all_started, thread)  # type: ignore[method-assign]
             start(thread)
             started.append(thread)
     finally:
         all_started.set_result(len(started) == len(threads))
         if len(started) < len(threads):
+            del threads[len(started)].run  # the one that was refused, and may be started again
             for thread in started:
                 join(thread)
 
 
-def _run_if(condition: Future[bool], run: Callable[[], None]) -> None:
+def _run_if(condition: Future[bool], thread: threading.Thread) -> None:
+    del thread.run  # what is left is its own, and no cycle keeps it alive
     if condition.result():
-        run()
+        thread.run()
 
 
 def call_in_background(work: Callable[[], T], name: str) -> T:

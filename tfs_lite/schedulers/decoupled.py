@@ -74,8 +74,8 @@ class DecoupledServable(JudgesCalls):
         self._running: set[int] = set()
         self._closed = False
         self._made = 0  # how many instances there have ever been
-        self._instances = self._started(models)
         self._leaving: list[_Instance] = []
+        self._instances = self._started(models)
 
     @property
     def models(self) -> Sequence[Model]:
@@ -151,7 +151,7 @@ class DecoupledServable(JudgesCalls):
         close_models([each.model for each in self._instances], self._name)
 
     def _started(self, models: Sequence[Model]) -> list[_Instance]:
-        """Instances whose threads have been started. Called with the lock held, so that ``close`` finds all of them."""
+        """Instances whose threads have been started. A resize holds the lock, so that ``close`` finds all of them."""
         first = self._made
         self._made += len(models)
         found = [

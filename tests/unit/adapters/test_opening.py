@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.support.errors import refusal
-from tests.support.threads import niceness
+from tests.support.threads import LINUX, niceness
 from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.python.imports import SWITCH_SECONDS
 from tfs_lite.core.servable import ServableId
@@ -63,7 +63,7 @@ def test_what_is_no_model_or_answers_nothing_is_refused(opened, told):
     assert message.endswith(told)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
+@LINUX
 @pytest.mark.parametrize("leaves", [False, True])
 def test_version_is_opened_by_a_thread_of_low_priority_that_ends_unless_it_may_leave_threads(leaves):
     usual, threads, found = niceness(), set(threading.enumerate()), list[tuple[int, str]]()

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from tests.support.servers.process import wait_until
-from tests.support.threads import niceness
+from tests.support.threads import LINUX, niceness
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.core.threads import (
     BoundedCalls,
@@ -19,6 +19,7 @@ from tfs_lite.core.threads import (
     all_within,
     call_in_background,
     left_behind,
+    start,
     start_all,
     within,
 )
@@ -207,7 +208,7 @@ def test_call_in_the_background_is_unavailable_without_a_thread(refused_threads)
     assert refused.value.code is StatusCode.UNAVAILABLE
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
+@LINUX
 def test_call_in_the_background_has_a_low_priority() -> None:
     usual = niceness()
     assert call_in_background(niceness, "apart") == max(usual, NICENESS)
@@ -234,6 +235,10 @@ def test_of_threads_that_are_started_together_none_begins_if_one_is_refused(refu
     assert refused.value.code is StatusCode.UNAVAILABLE
     assert "the thread c cannot be started" in str(refused.value)
     assert (began, [thread.is_alive() for thread in threads]) == ([], [False] * 3)
+    refused_threads.on_start = lambda thread: None
+    start(threads[2])
+    threads[2].join(60)
+    assert began == ["c"], "the refused one may be started again, by itself"
 
 
 def test_bounded_call_gives_the_result_or_the_error() -> None:

@@ -132,6 +132,27 @@ def test_fork_server_that_dies_takes_its_children_along_and_is_started_again(chi
     supervisor.close()
 
 
+@pytest.mark.parametrize("name", ["tfs-fork-server", "tfs-worker-output"])
+def test_fork_server_one_of_whose_threads_is_refused_is_ended_and_started_again_when_asked_for(monkeypatch, name):
+    supervisor, start = Supervisor(), threading.Thread.start
+    before = psutil.Process().children()
+
+    def refuse(thread):
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            told = refusal(supervisor.spawn, "model m version 1", theirs, code=StatusCode.UNAVAILABLE)
+        assert told == f"the thread {name} cannot be started: can't start new thread"
+        assert (supervisor.pid, psutil.Process().children()) == (None, before)
+        assert supervisor.spawn("model m version 1", theirs).started.wait(PATIENCE)
+    supervisor.close()
+
+
 def test_closed_supervisor_leaves_nothing_and_starts_nothing():
     threads, files = threading.active_count(), set(os.listdir("/proc/self/fd"))
     supervisor = Supervisor()
