@@ -26,6 +26,8 @@ from tfs_lite.operations.guard.trial import (
     TakenBack,
     WayBackFailed,
     WouldTakeBack,
+    bad_version,
+    next_below,
 )
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, LoadAttempted, ModelGone
 
@@ -161,10 +163,8 @@ class GuardReports:
         there = {each.version for each in known if each.state is VersionState.AVAILABLE}
         there |= found.versions if found is not None else (self._on_disk(name) or {}).keys()
         failed = {each.version for each in known if each.state is VersionState.END and not each.status.ok}
-        there -= {rejection.version for rejection in view.rejected}
-        newest = max(there, default=0)
-        top = newest if answers is None or newest in failed else answers
-        return max((version for version in there - failed if version < top), default=None)
+        rejected = {rejection.version for rejection in view.rejected}
+        return next_below(bad_version(there, rejected, failed, answers), there, rejected, failed)
 
     # What happens.
 

@@ -13,7 +13,7 @@ Nothing here reads a clock, a disk or a lock. Times: ``now`` in seconds of ``Clo
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -672,24 +672,29 @@ def _undone(now: float, state: ModelState, seen: Seen, command: Command) -> Resu
 def _rolled_back(now: float, state: ModelState, seen: Seen, command: Command) -> Result:
     to = command.version
     if to is None:
-        to = state.running.old if state.running is not None else _next_below(_bad(state, seen), state, seen)
+        to = state.running.old if state.running is not None else _next_below_the_bad(state, seen)
     return _go_back(state, seen, to, command.who)
 
 
-def _bad(state: ModelState, seen: Seen) -> int:
-    """The version that an operator means who wants to go back: the one that answers. If the newest one has failed, it
-    is that, and the one that answers in its place stays."""
-    wanted = seen.listed.keys() | seen.available
-    newest = max((version for version in wanted if version not in state.rejected), default=0)
-    answers = answering(state, seen)
-    return newest if answers is None or newest in seen.failed else answers
-
-
-def _next_below(top: int, state: ModelState, seen: Seen) -> int:
-    lower = [v for v in _there(seen) if v < top and v not in state.rejected and v not in seen.failed]
-    if not lower:
+def _next_below_the_bad(state: ModelState, seen: Seen) -> int:
+    rejected = state.rejected.keys()
+    top = bad_version(seen.listed.keys() | seen.available, rejected, seen.failed.keys(), answering(state, seen))
+    to = next_below(top, _there(seen).keys(), rejected, seen.failed.keys())
+    if to is None:
         raise failed_precondition(f"there is no version below {top} to go back to")
-    return max(lower)
+    return to
+
+
+def bad_version(wanted: Set[int], rejected: Set[int], failed: Set[int], answers: int | None) -> int:
+    """The version that an operator means who wants to go back: the one that answers. If the newest one has failed, it
+    is that, and the one that answers in its place stays. 0: there is none."""
+    newest = max(wanted - rejected, default=0)
+    return newest if answers is None or newest in failed else answers
+
+
+def next_below(top: int, there: Set[int], rejected: Set[int], failed: Set[int]) -> int | None:
+    """The highest complete version below ``top`` that may answer; None if there is none."""
+    return max((version for version in there - rejected - failed if version < top), default=None)
 
 
 def _go_back(state: ModelState, seen: Seen, to: int, who: str) -> Result:
