@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.servers.in_process import QUICK, TIMEOUT, ServerFixture, config_text, entry
 from tests.support.servers.models import TaggedArchives, write_python_version
-from tests.support.servers.process import free_ports
+from tests.support.servers.process import free_ports, wait_until
 from tfs_lite.cli.main import main
 from tfs_lite.cli.output import CliError
 from tfs_lite.cli.rollout import Rollout
@@ -137,6 +137,7 @@ def test_a_version_that_one_server_cannot_load_moves_nothing(three: ServersFixtu
 def test_a_version_that_was_rolled_back_moves_nothing_and_says_why(three: ServersFixture, capsys: Captured) -> None:
     carried_out(three.rollout(stable=2))
     three.all[1].client.rollback("m", 1)
+    wait_until(lambda: three.available()[1] == {1}, "the second server is back at version 1", TIMEOUT)
     assert main(["rollout", three.file(stable=2, canary=2), three.addresses(), "--json"]) == 1
     shown = printed(capsys)
     reasons = [each["reason"] for each in shown["servers"]]

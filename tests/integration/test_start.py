@@ -153,6 +153,15 @@ def test_a_model_that_a_call_has_unloaded_is_not_missed_and_one_that_it_could_no
         wait_until(lambda: ready() == b"ok, but 1 of 2 models answers\n", "the unloaded model is not missed")
 
 
+def test_a_model_of_the_start_of_which_not_even_the_config_is_right_is_missed(archives, tmp_path):
+    archives.write_version(1, tmp_path / "good")
+    archives.write_version(1, tmp_path / "bad")
+    (tmp_path / "bad" / "config.yaml").write_text("max_batch_size: many")
+    options = {"model_control_mode": "explicit", "load_model": ("good", "bad", "no_such_model")}
+    with serving(tmp_path, model_repository=str(tmp_path), **options) as served:
+        assert readiness(served.url) == (200, b"ok, but 1 of 3 models answers\n", "1/3")
+
+
 def readiness(url: str) -> tuple[int, bytes, str]:
     with urllib.request.urlopen(f"{url}/readyz") as answer:
         return answer.status, answer.read(), answer.headers["x-models-answering"]

@@ -37,7 +37,7 @@ _WIRE = {
 MOST_NAMED = 5
 """Versions in one text."""
 FILES_OF_BEFORE = f"{GOES_ON_WITH} files of before"
-_ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
+ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
 
 def visible_versions(
@@ -53,7 +53,7 @@ def visible_versions(
     found: dict[int, VersionStatus] = {}
     for version, timed in states.items():
         health = timed.state.health
-        if timed.state.state in _ON_THE_WAY and health.ok and (attempt := last_attempt(version)):
+        if timed.state.state in ON_THE_WAY and health.ok and (attempt := last_attempt(version)):
             health = attempt.status
         remark = remarks.get(version, OK)
         is_available = timed.state.state is ManagerState.AVAILABLE

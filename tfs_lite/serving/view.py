@@ -19,7 +19,7 @@ from tfs_lite.managers.labels import instead_of
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.schedulers.ensemble.models import model_text
 from tfs_lite.serving.load_journal import LoadAttempt
-from tfs_lite.serving.model_states import Answering, ModelReport
+from tfs_lite.serving.model_states import ON_THE_WAY, Answering, ModelReport
 from tfs_lite.serving.opening.device_resources import ResourceUse
 from tfs_lite.serving.opening.servable_factory import worker_states
 from tfs_lite.serving.parts import Parts
@@ -110,10 +110,13 @@ class View:
         names = self._core.options.load_model
         return self._core.monitor.get_all_servable_states() if "*" in names else names
 
-    def _is_to_answer(self, name: str, events: Iterable[TimedState]) -> bool:
-        if not self._core.options.is_explicit or self._core.states.aspired(name):
+    def _is_to_answer(self, name: str, events: Collection[TimedState]) -> bool:
+        options = self._core.options
+        if not options.is_explicit or self._core.states.aspired(name):
             return True
-        return any(not event.state.health.ok for event in events)
+        if not events:  # its name or its config is wrong: no version of it was ever begun
+            return name in options.load_model
+        return any(event.state.state in ON_THE_WAY or not event.state.health.ok for event in events)
 
     def is_model_available(self, name: str) -> bool | None:
         """Whether a version is available that can be asked; None for a model that is not in the config."""

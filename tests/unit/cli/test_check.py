@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,7 +113,7 @@ def test_files_that_are_still_being_written_wait_and_the_check_ends(
         waits.append(seconds)
         archive.write_bytes(archive.read_bytes() + b"more")
 
-    monkeypatch.setattr(time, "sleep", write_more)
+    monkeypatch.setattr("tfs_lite.cli.check.time", SimpleNamespace(sleep=write_more))
     code, model = check(tmp_path / "base", capsys)
     assert (code, verdicts(model)) == (1, {1: "waiting"})
     assert "changed less than" in reason(model, 1)
