@@ -215,6 +215,11 @@ class BatchingServable:
 
     def close(self) -> None:
         """Answers what waits, lets running batches finish, ends the threads and closes the models."""
+        self.release()
+        close_models(self.models, self._name)
+
+    def release(self) -> None:
+        """Does what ``close`` does, and leaves the models open, for whoever gave them."""
         with self._lock:
             self._closed = True
             waiting = self._clear()
@@ -227,7 +232,6 @@ class BatchingServable:
             worker.wake()
         self._refuse(waiting, "is being unloaded")
         self._workers.join()
-        close_models(self.models, self._name)
 
     def _clear(self) -> list[BatchJob]:
         """Takes out all that waits. With the lock held."""

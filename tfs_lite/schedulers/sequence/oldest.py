@@ -77,10 +77,16 @@ class OldestBatchers:
         return sum(batcher.pending for batcher in self._batchers)
 
     def start(self) -> None:
-        for instance, model in enumerate(self._watched):
-            self._batchers.append(
-                _Batcher(model, self._manager, self._settings, partial(self._manager.worker_recovered, instance))
-            )
+        """Starts all batchers, or none: UNAVAILABLE if the system refuses a thread."""
+        try:
+            for instance, model in enumerate(self._watched):
+                self._batchers.append(
+                    _Batcher(model, self._manager, self._settings, partial(self._manager.worker_recovered, instance))
+                )
+        except ServingError:
+            for batcher in self._batchers:
+                batcher.release()
+            raise
 
     def wake(self, slots: Collection[SequenceSlot]) -> None:
         instances = dict.fromkeys(slot.instance for slot in slots)

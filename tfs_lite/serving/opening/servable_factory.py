@@ -28,7 +28,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Model, OnBatch, OnCall, PredictServable, Servable, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, SymbolicDim
-from tfs_lite.core.status import invalid_argument, not_found
+from tfs_lite.core.status import ServingError, invalid_argument, not_found
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.generation import GenerationMetrics
 from tfs_lite.schedulers.batching.batcher import BatchingServable
@@ -259,7 +259,12 @@ class ServableFactory:
             return inner
         name = f"{request.id.name}-{request.id.version}"
         threads = 1 if settings.preserve_ordering else ITEM_THREADS
-        return ItemServable(inner, models, name, threads=threads, max_waiting=self._batching_options.max_queued_calls)
+        most = self._batching_options.max_queued_calls
+        try:
+            return ItemServable(inner, models, name, threads=threads, max_waiting=most)
+        except ServingError:
+            inner.release()
+            raise
 
     def _cached(self, made: PredictServable, request: OpenRequest) -> Servable:
         wanted, cache = request.settings.response_cache, self._environment.cache

@@ -289,6 +289,43 @@ def test_models_stay_with_the_caller_when_the_settings_are_wrong(tmp_path: Path)
     assert set(threading.enumerate()) == before
 
 
+OLDEST = {"sequence_batching": {"oldest": {"max_candidate_sequences": 4}}, "max_batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("items", "settings"),
+    [
+        (False, {}),
+        (True, {}),
+        (False, {"sequence_batching": {}}),
+        (False, OLDEST),
+        (False, {"model_transaction_policy": {"decoupled": True}}),
+    ],
+    ids=["alone", "with item steps", "direct sequences", "oldest sequences", "decoupled"],
+)
+def test_models_stay_with_the_caller_and_no_thread_is_left_where_the_system_refuses_any(
+    items: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture, started, bearable, start = House(), list[threading.Thread](), [99], threading.Thread.start
+
+    def start_or_refuse(thread: threading.Thread) -> None:
+        if len(started) == bearable[0]:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    fixture.make([Doubler(items), Doubler(items)], request(**settings)).close()
+    wanted = len(started)
+    assert wanted >= 2
+    for bearable[0] in range(wanted):
+        started.clear()
+        models = [Doubler(items), Doubler(items)]
+        refusal(fixture.make, models, request(**settings), code=StatusCode.UNAVAILABLE)
+        assert [thread for thread in started if thread.is_alive()] == []
+        assert not any(model.closed for model in models)
+
+
 def test_workers_of_every_instance_are_shown() -> None:
     models = [Doubler(), Doubler()]
     models[1].worker = WorkerStatus("process", False, 4711, 3)
