@@ -21,12 +21,19 @@ _TAIL = _LOCATOR_SIZE + _END_SIZE + 0xFFFF
 _MAX_SAFETENSORS_HEADER = 100_000_000
 _ALWAYS_ZIP = (".pt2",)
 _MAYBE_ZIP = (".pt", ".pth", ".zip", ".npz", ".bin", ".ckpt")
+_LOOKED_AT = (".safetensors", ".onnx", *_ALWAYS_ZIP, *_MAYBE_ZIP)
+_LFS_POINTER = b"version https://git-lfs."
+_PAGES = (b"<!doctype", b"<html", b"<?xml")
 
 
 def structural_problem(name: str, size: int, file: BinaryIO) -> str:
     """The reason why this file cannot be whole; empty when nothing speaks against it, as for files of unknown kinds."""
     base = os.path.basename(name)
     suffix = os.path.splitext(base)[1]
+    if suffix not in _LOOKED_AT:
+        return ""
+    if instead := _instead(_read(file, 0, 64)):
+        return f"{name} is {instead}"
     if suffix == ".safetensors":
         return _safetensors_problem(name, size, file)
     must_be_zip = suffix in _ALWAYS_ZIP or base == "model.pt"
@@ -37,7 +44,16 @@ def structural_problem(name: str, size: int, file: BinaryIO) -> str:
 
 def needs_look(name: str) -> bool:
     """Whether the file has to be opened at all."""
-    return os.path.splitext(name)[1] in (".safetensors", *_ALWAYS_ZIP, *_MAYBE_ZIP)
+    return os.path.splitext(name)[1] in _LOOKED_AT
+
+
+def _instead(head: bytes) -> str:
+    """What came in the place of a model, of which these are the first bytes; empty for anything else."""
+    if head.startswith(_LFS_POINTER):
+        return "a pointer of Git LFS and not the file itself: fetch that with git lfs pull"
+    if head.lstrip().lower().startswith(_PAGES):
+        return "a web page, as a download that failed leaves it, and no model: fetch the model again"
+    return ""
 
 
 def _zip_problem(name: str, size: int, file: BinaryIO, must_be_zip: bool) -> str:

@@ -115,6 +115,20 @@ def test_a_bare_pickle_is_no_half_of_an_archive() -> None:
     assert "not a zip archive" in problem("model.pt2", b"\x80\x00\x00\x00")
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 132735373\n"
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.pt", "model.onnx", "model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_or_a_web_page_in_the_place_of_a_model_is_told(name: str) -> None:
+    assert needs_look(name)
+    assert "a pointer of Git LFS" in problem(name, POINTER)
+    for page in (
+        b"\n<!DOCTYPE html><html>404</html>",
+        b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>",
+    ):
+        assert "a web page" in problem(name, page)
+
+
 def test_which_names_must_be_archives() -> None:
     text = b"not an archive"
     assert problem("model.pt2", text) == "model.pt2 is not a zip archive (truncated?)"
