@@ -15,7 +15,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, is_litter, is_text
 from tfs_lite.core.servable import parse_version
-from tfs_lite.core.status import OK, Reason, Status, StatusCode, printable
+from tfs_lite.core.status import OK, Reason, Status, StatusCode, listed, printable
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, MOST_HANGING, Looked, LookQueue
@@ -78,15 +78,16 @@ class _Root(Looked):
 
 class _Child(Looked):
     """One directory in it. ``is_known``: it was a model before. ``is_marked``: what lies there makes it one; not looked
-    at while it is known."""
+    at while it is known. ``problem``: why that is not known."""
 
-    __slots__ = ("_disk", "_on_look", "is_known", "is_marked", "name")
+    __slots__ = ("_disk", "_on_look", "is_known", "is_marked", "name", "problem")
 
     def __init__(self, name: str, path: str, disk: Disk, on_look: Callable[[str, str], None]) -> None:
         super().__init__(path)
         self.name = name
         self._disk, self._on_look = disk, on_look
         self.is_known = self.is_marked = False
+        self.problem = ""
 
     @property
     def is_model(self) -> bool:
@@ -94,15 +95,19 @@ class _Child(Looked):
 
     def look(self) -> None:
         if not self.is_known:
+            problem = ""
             try:
                 self.is_marked = bool(models_in({self.name: self._disk.list_directory(self.path)}, ()))
             except OSError as error:
-                self.is_marked = False
-                logger.debug("%s in the model repository cannot be read: %s", self.name, error)
+                self.is_marked, problem = False, error.strerror or str(error)
+            if problem and problem != self.problem:
+                logger.warning("%s in the model repository cannot be read: %s", self.name, problem)
+            self.problem = problem
         if self.is_model:
             self._on_look(self.name, self.path)
 
     def on_hang(self, what: str) -> None:
+        self.problem = what
         logger.warning("model %s of the repository: %s (%s)", self.name, what, self.path)
 
 
@@ -164,10 +169,11 @@ class ModelRepository:
         self._on_look = on_look
         self._longest_round = disk_timeout * (MOST_HANGING + 1)
         self._looks = LookQueue("tfs-repository-look", disk, clock, disk_timeout)
-        self._polling = threading.Lock()  # serialises polls; guards the next eight
+        self._polling = threading.Lock()  # serialises polls; guards the next nine
         self._root = _Root(path, disk)
         self._listed: list[str] = []  # the names of its directories
         self._children: dict[str, _Child] = {}  # those of them that are text, by name
+        self._others: list[str] = []  # those that are no models
         self._sent: dict[str, str] | None = None
         self._no_text: frozenset[str] = frozenset()
         self._problem = OK
@@ -241,6 +247,11 @@ class ModelRepository:
         if self._closed.is_set():
             return None
         models = {name: child.path for name, child in self._children.items() if child.is_model}
+        others = [name for name, child in self._children.items() if not (child.is_model or child.problem)]
+        if others != self._others:
+            self._others = others
+            if others:
+                logger.info("not models in the repository, for they have no version directory: %s", listed(others))
         if models:
             self._place = root.place
         elif self._sent and (self._place != root.place or self._models_always_present):

@@ -120,6 +120,24 @@ def test_an_empty_repository_is_sent_as_empty(fixture: RepositoryFixture) -> Non
     assert fixture.sent == [{}]
 
 
+def test_directories_that_are_no_models_are_told_when_they_come(fixture, caplog) -> None:
+    caplog.set_level("INFO")
+    fixture.disk.write("/models/good/1/model.pt2", b"x")
+    fixture.disk.write("/models/flat/model.pt2", b"x")
+    fixture.disk.mkdir("/models/secret")
+    fixture.disk.deny("/models/secret")
+    for _ in range(2):
+        fixture.repository.poll()
+    assert caplog.messages == [
+        "secret in the model repository cannot be read: Permission denied",
+        "not models in the repository, for they have no version directory: flat",
+        "models in the repository: good",
+    ]
+    fixture.disk.write("/models/flat/1/model.pt2", b"x")
+    fixture.repository.poll()
+    assert caplog.messages[3:] == ["models in the repository: flat, good"]
+
+
 def test_a_missing_repository_is_logged_once_and_changes_nothing(fixture, caplog) -> None:
     fixture.repository.poll()
     fixture.repository.poll()
