@@ -95,14 +95,13 @@ class _Child(Looked):
 
     def look(self) -> None:
         if not self.is_known:
-            problem = ""
+            before, self.problem = self.problem, ""
             try:
                 self.is_marked = bool(models_in({self.name: self._disk.list_directory(self.path)}, ()))
             except OSError as error:
-                self.is_marked, problem = False, error.strerror or str(error)
-            if problem and problem != self.problem:
-                logger.warning("%s in the model repository cannot be read: %s", self.name, problem)
-            self.problem = problem
+                self.is_marked, self.problem = False, error.strerror or str(error)
+                if self.problem != before and not isinstance(error, FileNotFoundError):  # it is just being removed
+                    logger.warning("%s in the model repository cannot be read: %s", self.name, self.problem)
         if self.is_model:
             self._on_look(self.name, self.path)
 

@@ -22,23 +22,25 @@ _MAX_SAFETENSORS_HEADER = 100_000_000
 _ALWAYS_ZIP = (".pt2",)
 _MAYBE_ZIP = (".pt", ".pth", ".zip", ".npz", ".bin", ".ckpt")
 _LOOKED_AT = (".safetensors", ".onnx", *_ALWAYS_ZIP, *_MAYBE_ZIP)
+_HEAD_BYTES = 64
 _LFS_POINTER = b"version https://git-lfs."
 _PAGES = (b"<!doctype", b"<html", b"<?xml")
 
 
 def structural_problem(name: str, size: int, file: BinaryIO) -> str:
     """The reason why this file cannot be whole; empty when nothing speaks against it, as for files of unknown kinds."""
+    if not needs_look(name):
+        return ""
+    head = _read(file, 0, _HEAD_BYTES)
+    if instead := _instead(head):
+        return f"{name} is {instead}"
     base = os.path.basename(name)
     suffix = os.path.splitext(base)[1]
-    if suffix not in _LOOKED_AT:
-        return ""
-    if instead := _instead(_read(file, 0, 64)):
-        return f"{name} is {instead}"
     if suffix == ".safetensors":
-        return _safetensors_problem(name, size, file)
+        return _safetensors_problem(name, size, file, head)
     must_be_zip = suffix in _ALWAYS_ZIP or base == "model.pt"
     if must_be_zip or suffix in _MAYBE_ZIP:
-        return _zip_problem(name, size, file, must_be_zip)
+        return _zip_problem(name, size, file, head, must_be_zip)
     return ""
 
 
@@ -56,10 +58,9 @@ def _instead(head: bytes) -> str:
     return ""
 
 
-def _zip_problem(name: str, size: int, file: BinaryIO, must_be_zip: bool) -> str:
-    head = _read(file, 0, 4)
-    if head not in (b"PK\x03\x04", _END):
-        if is_pickle(head):
+def _zip_problem(name: str, size: int, file: BinaryIO, head: bytes, must_be_zip: bool) -> str:
+    if head[:4] not in (b"PK\x03\x04", _END):
+        if is_pickle(head[:4]):
             return ""
         return f"{name} is not a zip archive (truncated?)" if must_be_zip else ""
     start = max(size - _TAIL, 0)
@@ -92,8 +93,8 @@ def _end_record(tail: bytes) -> int | None:
     return None
 
 
-def _safetensors_problem(name: str, size: int, file: BinaryIO) -> str:
-    prefix = _read(file, 0, 8)
+def _safetensors_problem(name: str, size: int, file: BinaryIO, head: bytes) -> str:
+    prefix = head[:8]
     if len(prefix) < 8:
         return f"{name} is truncated: {size} bytes are less than its header"
     (length,) = struct.unpack("<Q", prefix)
