@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.support.cluster.pretended_cluster import PretendedCluster, PretendedEngine
+from tests.support.servers.process import wait_until
 from tfs_lite.cluster.replicas.engine import ClusterNode, PlacedReplica, Wish
 from tfs_lite.cluster.replicas.placement import Requirements
 from tfs_lite.cluster.replicas.reconciler import Reconciler, ReplicaPlace
@@ -109,26 +109,19 @@ def reconciler() -> Iterator[tuple[Reconciler, LockedEngine]]:
     clock.close()
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_replicas_that_are_lost_on_many_threads_all_come_back_and_none_stays_behind(
     reconciler: tuple[Reconciler, LockedEngine],
 ) -> None:
     keeper, engine = reconciler
     sets = [keeper.want(VersionReplicas("m", number, "aaaa", 4, ONE_CPU)) for number in range(3)]
     near_ends = [NearThread(place, number) for number, each in enumerate(sets) for place in each.places]
-    wait_until(lambda: all(len(near_end.seen) > 4 for near_end in near_ends))
+    wait_until(lambda: all(len(near_end.seen) > 4 for near_end in near_ends), "every replica has been seen")
     for near_end in near_ends:
         near_end.calm.set()
-    wait_until(lambda: [str(each.status()) for each in sets] == ["4/4 up"] * 3)
+    wait_until(lambda: [str(each.status()) for each in sets] == ["4/4 up"] * 3, "all replicas are up")
     names = [name for near_end in near_ends for name in near_end.seen]
     assert len(names) == len(set(names))
-    wait_until(lambda: len(engine.list()) == 12)
+    wait_until(lambda: len(engine.list()) == 12, "twelve replicas are there")
     for near_end in near_ends:
         near_end.close()
-    wait_until(lambda: not engine.list())
+    wait_until(lambda: not engine.list(), "no replica is left")
