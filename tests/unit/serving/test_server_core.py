@@ -16,6 +16,7 @@ from tests.support.servers.logs import log_file, predict_log
 from tests.support.servers.process import wait_until
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.loader import Loader
+from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.state import ManagerState, ReplicaReport
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
@@ -146,6 +147,46 @@ def test_a_feature_that_fails_costs_the_others_and_the_versions_nothing(
     assert count is not None
     assert count >= 3
     assert caplog.text.count("tfs-Broken failed") == 2  # in stopping and close
+
+
+class AsksAtOnce(Feature):
+    """Sends a request to each version as soon as it answers, before any other feature hears that it is available."""
+
+    def __init__(self, core: ServerCore) -> None:
+        self._core = core
+        self.answers: list[Mapping[str, Any] | Status] = []
+
+    def on_event(self, event: LifecycleEvent) -> None:
+        match event:
+            case StateChanged(timed) if timed.state.state is ManagerState.AVAILABLE:
+                answered = threading.Event()
+
+                def done(answer: Mapping[str, Any] | Status) -> None:
+                    self.answers.append(answer)
+                    answered.set()
+
+                call = PredictCall("serving_default", {"x": np.zeros((1, 3), np.float32)}, (), None, done)
+                with self._core.handle(ModelRef("m", timed.state.id.version)) as handle:
+                    handle.servable.submit(call)
+                    assert answered.wait(30)
+
+
+def test_statistics_count_a_request_that_comes_before_the_state_of_its_version_is_told(
+    tmp_path: Path, publish: Publish
+) -> None:
+    publish("m", 1)
+    core = ServerCore(ServerOptions(**QUICK), [AsksAtOnce])
+    try:
+        core.start()
+        core.load_first(parse_model_server_config(config_text(tmp_path, entry("m")), "first"))
+        assert core.wait_for_first(first_attempt_counts=True).error is None
+        (found,) = core.statistics.statistics.statistics([ServableId("m", 1)])
+        asks = core.find(AsksAtOnce)
+        assert asks is not None
+        assert [isinstance(answer, Status) for answer in asks.answers] == [False]
+        assert (found.inference_count, found.execution_count) == (1, 1)
+    finally:
+        core.close(20.0)
 
 
 class Accepting(Feature):
