@@ -14,9 +14,11 @@ import hashlib
 import math
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -27,6 +29,7 @@ from tfs_lite.core.status import failed_precondition
 from tfs_lite.core.yielding import Yielder
 from tfs_lite.transport.remembered import Remembered
 
+T = TypeVar("T")
 MAX_DEPTH = 200
 COMPILED = "data/aotinductor/"
 WEIGHTS, CONSTANTS = "data/weights/", "data/constants/"
@@ -34,8 +37,10 @@ SAMPLES = "data/sample_inputs/model.pt"
 MOST_HARMLESS = 256
 _HARMLESS = Remembered[bytes, bool](MOST_HARMLESS)
 """The SHA-256 of programs that have passed the check: the next version of a model mostly has other weights alone."""
+_KNOWN = WeakValueDictionary[bytes, "KnownProgram"]()
+"""The programs of the versions that are open, by the SHA-256 of their texts."""
 _lock = threading.Lock()
-"""Guards additions."""
+"""Guards additions to both."""
 _CONFIGS = {WEIGHTS: "model_weights_config.json", CONSTANTS: "model_constants_config.json"}
 _VERSION = "0"
 _OLD_PROGRAM = re.compile(r"(.*/)?serialized_(exported_program\.json|state_dict\.pt)")
@@ -78,18 +83,41 @@ _TREE_NODES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+class KnownProgram:
+    """What was found out about a program, for as long as one version holds it. Versions whose ``models/model.json`` is
+    the same, byte for byte, share it: the next version of a model mostly has other weights alone, and the graph of one
+    that serves need not be read and compiled again. Any thread."""
+
+    def __init__(self) -> None:
+        self._found = dict[Hashable, Any]()
+
+    def once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Returns what ``find`` returns, or has returned for this key before."""
+        if key not in self._found:
+            self._found[key] = find()
+        found: T = self._found[key]
+        return found
+
+
+@dataclass(frozen=True)
 class ProgramDocument:
     """The facts about its program that an archive states. The bytes of the weights stay in the archive.
 
-    ``program`` is the JSON of ``models/model.json``. ``weights`` and ``constants`` map the name of a tensor to its
-    entry: the member with its bytes, and its dtype, sizes and strides.
+    ``weights`` and ``constants`` map the name of a tensor to its entry: the member with its bytes, and its dtype, sizes
+    and strides. One thread.
     """
 
     file: str
-    program: Mapping[str, Any]
+    known: KnownProgram
+    read: Callable[[], Mapping[str, Any]]
+    """Reads ``program``."""
     weights: Mapping[str, Any]
     constants: Mapping[str, Any]
+
+    @cached_property
+    def program(self) -> Mapping[str, Any]:
+        """The JSON of ``models/model.json``, which is some milliseconds of work under the interpreter lock."""
+        return self.read()
 
 
 def read_document(archive: Archive, trusted: bool) -> ProgramDocument:
@@ -104,13 +132,13 @@ def read_document(archive: Archive, trusted: bool) -> ProgramDocument:
         raise damaged(f"{archive.name} is no archive of torch.export.save")
     if not trusted:
         check_members(archive, _MEMBERS)
-    program = read_program(archive.read(PROGRAM), archive.name, trusted)
+    known, read = _known_program(archive.read(PROGRAM), archive.name, trusted)
     weights = read_payloads(archive, WEIGHTS, "weight_", trusted)
     constants = read_payloads(archive, CONSTANTS, "tensor_", trusted)
     version = archive.read("archive_version", 20).decode(errors="replace")
     if version != _VERSION:
         raise failed_precondition(f"{archive.name} has archive version {version:.20}, expected {_VERSION}")
-    return ProgramDocument(archive.name, program, weights, constants)
+    return ProgramDocument(archive.name, known, read, weights, constants)
 
 
 def inspect_exported(path: str, name: str, trusted: bool) -> None:
@@ -118,6 +146,19 @@ def inspect_exported(path: str, name: str, trusted: bool) -> None:
     with open_archive(path, name) as archive:
         archive.verify_checksums()
         read_document(archive, trusted)
+
+
+def _known_program(text: bytes, name: str, trusted: bool) -> tuple[KnownProgram, Callable[[], Mapping[str, Any]]]:
+    """What is known of the program, and what reads it, which may have happened already. Errors as
+    :func:`read_program`."""
+    digest, read = hashlib.sha256(text).digest(), partial(read_program, text, name, trusted)
+    with _lock:
+        known = _KNOWN.get(digest)
+    if known is not None and (trusted or digest in _HARMLESS):
+        return known, read
+    program = read()
+    with _lock:
+        return _KNOWN.setdefault(digest, KnownProgram()), lambda: program
 
 
 def read_program(text: bytes, name: str, trusted: bool) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ constants, ``o`` operators and ``g`` functions of other graphs, all numbered: no
 value is dropped after its last use. ``compile`` is one step that no other thread can interrupt, so a long graph is cut
 into parts, each of which hands the values that are still needed to the next.
 
-    add_input*, add_weight*  ->  add_node*  ->  write_back*  ->  set_outputs  ->  make
+    add_input*, add_weight*  ->  add_node*  ->  write_back*  ->  set_outputs  ->  compiled  ->  make
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import builtins
 import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -62,6 +63,45 @@ class _Statement:
     text: str
     makes: Sequence[str]
     uses: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFunction:
+    """A function that lacks its weights. Any thread may make any number of functions of it.
+
+    ``parts`` each define a function of the list of values that the one before has returned; ``names`` are the operators
+    and constants that they call by their numbers, ``weights`` the names of the weights, ``inputs`` their number.
+    """
+
+    parts: Sequence[CodeType]
+    names: Mapping[str, Any]
+    weights: Mapping[str, str]
+    inputs: int
+
+    def make(self, weights: Mapping[str, object], single: bool = False) -> Forward:
+        """The function with these weights: it takes the inputs by position, and returns a tuple of the outputs, or with
+        ``single`` the only one. It does not refer to itself, so that dropping it drops the weights."""
+        count = self.inputs
+        names = {**self.names, **{name: weights[weight] for weight, name in self.weights.items()}}
+        parts = [_defined(part, names) for part in self.parts]
+
+        def forward(*inputs: Any) -> Any:
+            if len(inputs) != count:
+                raise TypeError(f"the program takes {count} inputs, got {len(inputs)}")
+            values = list(inputs)
+            del inputs
+            for part in parts:
+                values = part(values)
+            return values[0] if single else tuple(values)
+
+        return forward
+
+
+def _defined(part: CodeType, names: dict[str, Any]) -> Callable[[list[Any]], list[Any]]:
+    scope = dict[str, Any]()
+    exec(part, names, scope)
+    function: Callable[[list[Any]], list[Any]] = scope["part"]
+    return function
 
 
 class GraphFunction:
@@ -141,30 +181,19 @@ class GraphFunction:
             written = self._written_back.get(output.name) if isinstance(output, Named) else None
             self._results.append(written or self._text(output))
 
+    def compiled(self) -> CompiledFunction:
+        """The function, which lacks its weights. What it took to write it is not kept."""
+        parts = [self._compile(number, text) for number, text in enumerate(self._part_texts())]
+        variables = {weight: self._operands[name] for weight, name in self.weights.items()}
+        return CompiledFunction(parts, self._globals, variables, len(self._inputs))
+
     def make(self, weights: Mapping[str, object], single: bool = False) -> Forward:
-        """The function: it takes the inputs by position, and returns a tuple of the outputs, or with ``single`` the
-        only one. It does not refer to itself, so that dropping it drops the weights."""
-        self._globals |= {self._operands[name]: weights[weight] for weight, name in self.weights.items()}
-        parts = [self._compile(part, text) for part, text in enumerate(self._part_texts())]
-        count = len(self._inputs)
+        """The function with its weights."""
+        return self.compiled().make(weights, single)
 
-        def forward(*inputs: Any) -> Any:
-            if len(inputs) != count:
-                raise TypeError(f"the program takes {count} inputs, got {len(inputs)}")
-            values = list(inputs)
-            del inputs
-            for part in parts:
-                values = part(values)
-            return values[0] if single else tuple(values)
-
-        return forward
-
-    def _compile(self, number: int, text: str) -> Callable[[list[Any]], list[Any]]:
+    def _compile(self, number: int, text: str) -> CodeType:
         self._yielder()
-        scope: dict[str, Any] = {}
-        exec(compile(text, f"{_SOURCE} part {number}", "exec"), self._globals, scope)
-        part: Callable[[list[Any]], list[Any]] = scope["part"]
-        return part
+        return compile(text, f"{_SOURCE} part {number}", "exec")
 
     def _part_texts(self) -> Iterator[str]:
         """The source of each part: a function of the list of values that the one before has returned."""

@@ -2,6 +2,8 @@
 
     read_document  ->  graph to a function  ->  weights in pieces  ->  the function with its weights
 
+The function is written and compiled once for all versions with the same program (:class:`KnownProgram`).
+
 torch's loader makes symbolic shapes and fake tensors of every value, for most of a second under the interpreter's lock.
 None of that is needed to run the program: the file names every operator, argument and weight. What this builder does
 not know raises UnsupportedProgram before any weight is read.
@@ -17,8 +19,8 @@ import torch
 
 from tfs_lite.adapters.cuda.memory import MemoryPool
 from tfs_lite.adapters.exported.arguments import DTYPES, Argument, Named, read_argument, union
-from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, ProgramDocument
-from tfs_lite.adapters.exported.function import Forward, GraphFunction
+from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, KnownProgram, ProgramDocument
+from tfs_lite.adapters.exported.function import CompiledFunction, Forward, GraphFunction
 from tfs_lite.adapters.exported.layout import WeightLayout
 from tfs_lite.adapters.exported.operators import Operator, UnsupportedProgram
 from tfs_lite.adapters.exported.weights import read_weights
@@ -40,7 +42,8 @@ class Program:
 
     ``forward`` takes the leaves of the inputs by position, constants included, and returns the leaves of the results.
     ``weights`` are all its tensors. ``writes``: a run changes a weight or an input. ``reentrant``: several threads may
-    run it at once. ``operators`` are all that it calls.
+    run it at once. ``operators`` are all that it calls. ``known`` is what the next version with this program need not
+    find out again.
     """
 
     forward: Forward
@@ -48,6 +51,7 @@ class Program:
     writes: bool
     reentrant: bool
     operators: frozenset[Operator]
+    known: KnownProgram
 
     @property
     def branches(self) -> bool:
@@ -68,16 +72,16 @@ def build_program(
     UnsupportedProgram if only torch's own loader can build it; DATA_LOSS if it is damaged.
     """
     try:
-        function = _write(document, device, layout)
-        tensors = read_weights(archive, document, function.weights, lambda tensor: _move(tensor, device, pool))
-        _check_declared(document, function.weights, tensors)
+        written = document.known.once((device, layout), lambda: _write(document, device, layout))
+        tensors = read_weights(archive, document, written.weights, lambda tensor: _move(tensor, device, pool))
+        _check_declared(document.file, written, tensors)
     except MISREAD as error:
         raise UnsupportedProgram(f"its graph cannot be read: {type(error).__name__} {error!s:.80}") from error
     if not layout.is_plain:
-        tensors = _in_layout(tensors, function.weights, layout)
-    weights, writes = list(tensors.values()), function.writes
-    forward = _with_images(function.make(tensors), layout)
-    return Program(forward, weights, writes, not writes, frozenset(function.operators))
+        tensors = _in_layout(tensors, written.weights, layout)
+    weights, writes = list(tensors.values()), written.writes
+    forward = _with_images(written.function.make(tensors), layout)
+    return Program(forward, weights, writes, not writes, written.operators, document.known)
 
 
 def _in_layout(
@@ -117,18 +121,26 @@ def check_schema(document: ProgramDocument) -> None:
         raise UnsupportedProgram(f"its schema has version {version!r:.20}, known is {SCHEMA_VERSION}")
 
 
-def _check_declared(document: ProgramDocument, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_declared(file: str, written: _Written, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises DATA_LOSS for a weight of another dtype or shape than the graph says."""
-    values = document.program["graph_module"]["graph"]["tensor_values"]
     for weight, tensor in tensors.items():
-        meta = values[names[weight]]
-        if DTYPES[meta["dtype"]] is not tensor.dtype or [size["as_int"] for size in meta["sizes"]] != list(
-            tensor.shape
-        ):
-            raise damaged(f"{document.file} declares {weight.rpartition('/')[2]!r:.80} in two ways")
+        if written.declared[weight] != (tensor.dtype, list(tensor.shape)):
+            raise damaged(f"{file} declares {weight.rpartition('/')[2]!r:.80} in two ways")
 
 
-def _write(document: ProgramDocument, device: torch.device, layout: WeightLayout) -> GraphFunction:
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A graph as a function. ``weights`` maps each weight to the first value of the graph that is it, ``declared`` to
+    its dtype and shape there."""
+
+    function: CompiledFunction
+    weights: Mapping[str, str]
+    declared: Mapping[str, tuple[torch.dtype, list[int]]]
+    writes: bool
+    operators: frozenset[Operator]
+
+
+def _write(document: ProgramDocument, device: torch.device, layout: WeightLayout) -> _Written:
     """The function of the program's graph."""
     check_schema(document)
     graph, signature = document.program["graph_module"]["graph"], document.program["graph_module"]["signature"]
@@ -137,7 +149,12 @@ def _write(document: ProgramDocument, device: torch.device, layout: WeightLayout
     for node in graph["nodes"]:
         function.add_node(node)
     function.set_outputs(_write_back(function, graph["outputs"], signature["output_specs"], targets, device))
-    return function
+    metas = {weight: graph["tensor_values"][value] for weight, value in function.weights.items()}
+    declared = {
+        weight: (DTYPES[meta["dtype"]], [size["as_int"] for size in meta["sizes"]]) for weight, meta in metas.items()
+    }
+    operators = frozenset(function.operators)
+    return _Written(function.compiled(), function.weights, declared, function.writes, operators)
 
 
 def _add_inputs(

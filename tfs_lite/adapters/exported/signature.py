@@ -24,6 +24,10 @@ from tfs_lite.core.status import ServingError, failed_precondition
 
 def signature_of(document: ProgramDocument) -> Signature:
     """Names, dtypes and shapes as exported. FAILED_PRECONDITION if an input or a result is no plain tensor."""
+    return document.known.once("signature", lambda: _read(document))
+
+
+def _read(document: ProgramDocument) -> Signature:
     module = document.program["graph_module"]
     specs, call, metas = (
         module["signature"],

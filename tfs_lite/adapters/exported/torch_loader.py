@@ -60,7 +60,7 @@ def load_program(
         tensors = [value for value in weights if isinstance(value, torch.Tensor)]
         # torch may compile the graphs of its higher-order operators when they run.
         reentrant = not writes and not any(operator.branches for operator in operators)
-        return Program(_refusing(forward), tensors, writes, reentrant, operators)
+        return Program(_refusing(forward), tensors, writes, reentrant, operators, document.known)
 
 
 def _moved(program: ExportedProgram, device: torch.device, pool: MemoryPool | None) -> ExportedProgram:

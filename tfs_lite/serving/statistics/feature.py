@@ -36,8 +36,8 @@ class Statistics(Feature):
             case StateChanged(timed) if timed.state.state is ManagerState.END:
                 self.statistics.closed(timed.state.id)
             case Replaced(servable_id):
-                attempt = self._core.journal.last(servable_id)
-                self._open(servable_id, None if attempt is None else attempt.seconds)
+                last = self._core.journal.last(servable_id)
+                self._open(servable_id, None if last is None else last.seconds)
 
     def stopping(self) -> None:
         self.settings.close()

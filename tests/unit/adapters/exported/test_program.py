@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -84,6 +86,62 @@ def test_a_buffer_that_the_program_changes_is_kept_from_run_to_run(archive):
 def test_parameters_stay_parameters(archive):
     kinds = {type(weight) for weight in opened(archive).weights if weight.shape == (3, 3)}
     assert kinds == {torch.nn.Parameter}
+
+
+def retrained(path, seed):
+    """The archive of the same program with other weights."""
+    torch.manual_seed(seed)
+    other = path.with_name(f"retrained{seed}.pt2")
+    torch.export.save(torch.export.export(Net(), (torch.zeros(2, 3),)), other)
+    return other
+
+
+def build(path):
+    """The program, and the document that it was built from."""
+    with open_archive(str(path), "model.pt2") as found:
+        document = read_document(found, trusted=False)
+        return build_program(found, document, CPU), document
+
+
+def test_a_retrained_version_runs_the_graph_of_the_one_that_is_open_with_its_own_weights(archive):
+    first, document = build(archive)
+    second, other = build(retrained(archive, 2))
+    assert "program" in vars(document)
+    assert "program" not in vars(other)  # nobody has read its text
+    x = torch.randn(2, 3)
+    with torch.inference_mode():
+        for program, path in ((first, archive), (second, retrained(archive, 2)), (first, None)):
+            alone = opened_by_torch(path) if path is not None else None
+            (found,) = program.forward(x)
+            assert alone is None or torch.allclose(found, alone.forward(x)[0])
+        assert float(first.forward(x)[0].sum() - found.sum()) == pytest.approx(found.numel())  # its own count of calls
+    assert not {weight.data_ptr() for weight in first.weights} & {weight.data_ptr() for weight in second.weights}
+
+
+def test_what_is_known_of_a_program_goes_with_its_last_version(archive):
+    first, document = build(archive)
+    second, other = build(retrained(archive, 2))
+    known = weakref.ref(first.known)
+    del first, document
+    gc.collect()
+    assert second.known is known()
+    del second, other
+    gc.collect()
+    assert known() is None
+    _, document = build(archive)
+    assert "program" in vars(document)
+
+
+def test_a_graph_that_was_read_as_trusted_is_checked_for_who_is_not(archive):
+    path = edited(archive, "models/model.json", refer_to_a_file)
+    with open_archive(str(path), "model.pt2") as found:
+        trusted = read_document(found, trusted=True)
+        refusal(read_document, found, False, code=StatusCode.PERMISSION_DENIED)
+        assert read_document(found, trusted=True).known is trusted.known
+
+
+def refer_to_a_file(program):
+    program["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.aten.from_file.default"
 
 
 def set_version(program):
