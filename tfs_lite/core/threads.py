@@ -23,7 +23,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.core.yielding import lower_priority
+from tfs_lite.core.yielding import in_turn, lower_priority, out_of_turn
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -84,10 +84,12 @@ def call_in_background(work: Callable[[], T], name: str) -> T:
 
     def run() -> T:
         lower_priority()
-        return work()
+        with in_turn():
+            return work()
 
     thread, outcome = _begin(run, name)
-    thread.join()
+    with out_of_turn():
+        thread.join()
     try:
         return outcome.result()
     finally:
@@ -255,8 +257,9 @@ def all_within(seconds: float, works: Sequence[tuple[str, Callable[[], None]]]) 
 class PeriodicThread:
     """Runs ``action`` at once, then every ``interval`` seconds and whenever :meth:`wake` is called.
 
-    With ``interval`` None it runs once at the start and then only when woken. An action that raises is logged, and the
-    loop goes on. ``start`` -> ``wake``* -> ``stop``; all from any thread, ``stop`` not from the action itself.
+    With ``interval`` None it runs once at the start and then only when woken. Its runs are work in the background. An
+    action that raises is logged, and the loop goes on. ``start`` -> ``wake``* -> ``stop``; all from any thread,
+    ``stop`` not from the action itself.
     """
 
     def __init__(self, name: str, action: Callable[[], None], interval: float | None) -> None:
@@ -292,7 +295,8 @@ class PeriodicThread:
         while True:
             started = time.monotonic()
             try:
-                self._action()
+                with in_turn():
+                    self._action()
             except BaseException:
                 logger.exception("%s: a run failed; the next one comes as planned", self._thread.name)
             if not self._wait(started):

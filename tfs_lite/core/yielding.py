@@ -8,6 +8,9 @@ That is what a network does that runs once in a load: each of its thousand opera
 wakes the waiting thread, which is too late and waits for the whole switch interval again, for 10 ms and longer in all.
 An interval that is shorter than an operator ends that (:func:`giving_way`).
 
+Two threads of the background are felt twice: a request that needs the lock twenty times waits for both each time. So
+they take turns (:class:`Turns`).
+
 The processor is another matter: a thread that waits for it, and has not run yet, does not ask for the lock. The system
 takes a processor from a busy thread at its next tick, after up to 4 ms, unless that thread counts for less than the one
 that waits (:func:`lower_priority`).
@@ -26,6 +29,8 @@ INTERVAL_SECONDS = 0.0005
 PAUSE_SECONDS = 0.0001
 SWITCH_SECONDS = 0.00005
 """The interpreter's switch interval while somebody works in the background."""
+TURN_SECONDS = 0.005
+"""The most that a thread of the background has for itself while others of the background wait."""
 NICENESS = 10
 """The niceness of a thread of low priority, which gets a tenth of a processor that another thread wants as well."""
 
@@ -92,10 +97,68 @@ def giving_way() -> Iterator[None]:
         end_giving_way()
 
 
+class Turns:
+    """Only one thread at a time works in the background, as far as that is a matter of milliseconds: a thread that has
+    its turn for :data:`TURN_SECONDS` loses it to the next one, and goes on. So what waits in a disk, in a library or in
+    a model's own code holds nobody up, and nothing can wait for ever. Any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards the fields below
+        self._owner: int | None = None  # the identity of the thread whose turn it is
+        self._since = 0.0
+
+    def take(self) -> bool:
+        """Waits until it is the calling thread's turn, which is :data:`TURN_SECONDS` after the last one's beginning at
+        the latest. False if it is already."""
+        me = threading.get_ident()
+        with self._changed:
+            if self._owner == me:
+                return False
+            while self._owner is not None and (left := self._since + TURN_SECONDS - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._owner, self._since = me, time.monotonic()
+            return True
+
+    def leave(self) -> bool:
+        """Ends the calling thread's turn. Returns whether it had one."""
+        with self._changed:
+            had = self._owner == threading.get_ident()
+            if had:
+                self._owner = None
+                self._changed.notify()
+            return had
+
+
+turns = Turns()
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """Does the block, which is work in the background, in the calling thread's turn."""
+    begins = turns.take()
+    try:
+        yield
+    finally:
+        if begins:
+            turns.leave()
+
+
+@contextmanager
+def out_of_turn() -> Iterator[None]:
+    """Waits in the block for something that others do: it is their turn meanwhile."""
+    had = turns.leave()
+    try:
+        yield
+    finally:
+        if had:
+            turns.take()
+
+
 def let_others_run() -> None:
-    """Lets those threads run that wait for this thread's processor: the system may else leave it to this one until its
-    next tick."""
-    time.sleep(PAUSE_SECONDS)
+    """Lets those threads run that wait for this thread's processor, which the system may else leave to this one until
+    its next tick, and those of the background whose turn it is next."""
+    with out_of_turn():
+        time.sleep(PAUSE_SECONDS)
 
 
 def lower_priority() -> None:
