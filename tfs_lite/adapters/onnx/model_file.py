@@ -14,6 +14,7 @@ from math import prod
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.inspect.wire import as_bytes, fields, last_number, last_text, messages, numbers, text, texts
 from tfs_lite.adapters.opening import VersionFiles
+from tfs_lite.adapters.spare import SPARE
 from tfs_lite.core.status import failed_precondition
 
 ARTEFACT = "model.onnx"
@@ -129,13 +130,18 @@ def artefact_path(files: VersionFiles) -> str:
 
 
 def read_model_file(path: str) -> ModelFile:
-    """Reads all of it: a mapped file that becomes shorter would end the process. DATA_LOSS if it is cut off,
-    empty or no such file; FAILED_PRECONDITION if protobuf does not take a file of this size."""
+    """Reads all of it: a mapped file that becomes shorter would end the process. The memory is that of weights, which
+    the next version uses again: to free it would hold the interpreter lock for milliseconds. DATA_LOSS if it is cut
+    off, empty or no such file; FAILED_PRECONDITION if protobuf does not take a file of this size."""
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size >= MAX_BYTES:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size >= MAX_BYTES:
                 raise failed_precondition(f"{ARTEFACT} has 2 GiB or more; save its weights as external data")
-            return _read(memoryview(file.read()))
+            view, filled = SPARE.map(max(size, 1)).data, 0
+            while filled < size and (count := file.readinto(view[filled:size])):
+                filled += count
+            return _read(view[:filled].toreadonly())
     except OSError as error:
         raise damaged(f"{ARTEFACT} cannot be read: {error.strerror}") from None
 
