@@ -10,7 +10,7 @@ has :class:`Patience`: a task that runs longer is *overdue*. It goes on, but it 
 thread takes its place.
 
 All of it is work in the background: while tasks run, the threads that answer requests get the interpreter lock sooner,
-but for tasks that are overdue, and tasks take turns (:mod:`tfs_lite.core.yielding`).
+but for tasks that are overdue, and threads take turns (:mod:`tfs_lite.core.yielding`).
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ class PoolExecutor:
 
     def _serve(self) -> None:
         while (run := self._take()) is not None:
-            self._run(run)
+            with in_turn():
+                self._run(run)
             del run  # an idle thread keeps no loader alive
 
     def _take(self) -> _RunningTask | None:
@@ -236,8 +237,7 @@ class PoolExecutor:
     def _run(self, run: _RunningTask) -> None:
         try:
             let_others_run()
-            with in_turn():
-                run.task.run()
+            run.task.run()
         except BaseException as error:  # the thread goes on, whatever it is
             if is_users(error):
                 raise
