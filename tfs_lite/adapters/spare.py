@@ -80,7 +80,7 @@ class SparePages:
 
     def map(self, nbytes: int) -> Array:
         """``uint8[nbytes]`` in a mapping of its own, at least 1 byte, of any content. With its last reference it is
-        given back, or kept."""
+        given back, or kept. MemoryError if the system has none."""
         with self._lock:
             same = self._kept.get(nbytes)
             memory = same.pop() if same else None
@@ -88,7 +88,10 @@ class SparePages:
                 self._bytes -= nbytes
                 self._changes += 1
         if memory is None:
-            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            try:
+                memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            except OSError as error:
+                raise MemoryError(f"{nbytes} bytes cannot be mapped: {error.strerror}") from None
         array: Array = np.frombuffer(memory, np.uint8)
         if self._servers and nbytes >= LEAST_BYTES:
             weakref.finalize(array, self._dropped, memory).atexit = False

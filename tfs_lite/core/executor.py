@@ -148,6 +148,7 @@ class PoolExecutor:
             if self._refused:
                 self._staff()
         while (run := self._take_inline()) is not None:
+            let_others_run()
             self._run(run)
 
     def renew(self) -> None:
@@ -198,6 +199,7 @@ class PoolExecutor:
 
     def _serve(self) -> None:
         while (run := self._take()) is not None:
+            let_others_run()
             with in_turn():
                 self._run(run)
             del run  # an idle thread keeps no loader alive
@@ -236,7 +238,6 @@ class PoolExecutor:
 
     def _run(self, run: _RunningTask) -> None:
         try:
-            let_others_run()
             run.task.run()
         except BaseException as error:  # the thread goes on, whatever it is
             if is_users(error):

@@ -23,7 +23,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.core.yielding import in_turn, lower_priority, out_of_turn
+from tfs_lite.core.yielding import in_turn, lower_priority, turns
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -84,12 +84,11 @@ def call_in_background(work: Callable[[], T], name: str) -> T:
 
     def run() -> T:
         lower_priority()
-        with in_turn():
-            return work()
+        return work()
 
     thread, outcome = _begin(run, name)
-    with out_of_turn():
-        thread.join()
+    turns.leave()
+    thread.join()
     try:
         return outcome.result()
     finally:
@@ -296,6 +295,8 @@ class PeriodicThread:
             started = time.monotonic()
             try:
                 with in_turn():
+                    if self._stopped:  # while it has waited
+                        return
                     self._action()
             except BaseException:
                 logger.exception("%s: a run failed; the next one comes as planned", self._thread.name)

@@ -30,7 +30,7 @@ PAUSE_SECONDS = 0.0001
 SWITCH_SECONDS = 0.00005
 """The interpreter's switch interval while somebody works in the background."""
 TURN_SECONDS = 0.005
-"""The most that a thread of the background has for itself while others of the background wait."""
+"""The longest wait of a thread of the background for the turn of another."""
 NICENESS = 10
 """The niceness of a thread of low priority, which gets a tenth of a processor that another thread wants as well."""
 
@@ -98,35 +98,26 @@ def giving_way() -> Iterator[None]:
 
 
 class Turns:
-    """Only one thread at a time works in the background, as far as that is a matter of milliseconds: a thread that has
-    its turn for :data:`TURN_SECONDS` loses it to the next one, and goes on. So what waits in a disk, in a library or in
-    a model's own code holds nobody up, and nothing can wait for ever. Any thread."""
+    """The first milliseconds of what threads of the background do: looks, ticks and loads, which a push sets off all at
+    once, do not meet. Nobody waits longer than :data:`TURN_SECONDS`, however many there are and whatever they hang in.
+    Any thread."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards the fields below
+        self._changed = threading.Condition()  # guards the owner
         self._owner: int | None = None  # the identity of the thread whose turn it is
-        self._since = 0.0
 
-    def take(self) -> bool:
-        """Waits until it is the calling thread's turn, which is :data:`TURN_SECONDS` after the last one's beginning at
-        the latest. False if it is already."""
-        me = threading.get_ident()
+    def take(self) -> None:
+        """Waits until nobody has the turn, but for :data:`TURN_SECONDS` at most: then the other one has lost it."""
         with self._changed:
-            if self._owner == me:
-                return False
-            while self._owner is not None and (left := self._since + TURN_SECONDS - time.monotonic()) > 0:
-                self._changed.wait(left)
-            self._owner, self._since = me, time.monotonic()
-            return True
+            self._changed.wait_for(lambda: self._owner is None, TURN_SECONDS)
+            self._owner = threading.get_ident()
 
-    def leave(self) -> bool:
-        """Ends the calling thread's turn. Returns whether it had one."""
+    def leave(self) -> None:
+        """Ends the turn of the calling thread, if it has it."""
         with self._changed:
-            had = self._owner == threading.get_ident()
-            if had:
+            if self._owner == threading.get_ident():
                 self._owner = None
                 self._changed.notify()
-            return had
 
 
 turns = Turns()
@@ -134,31 +125,20 @@ turns = Turns()
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """Does the block, which is work in the background, in the calling thread's turn."""
-    begins = turns.take()
+    """Begins the block, which is work in the background, in the calling thread's turn. The turn ends with it, or where
+    the block first lets others run, or waits for another thread: what is left is work of another kind."""
+    turns.take()
     try:
         yield
     finally:
-        if begins:
-            turns.leave()
-
-
-@contextmanager
-def out_of_turn() -> Iterator[None]:
-    """Waits in the block for something that others do: it is their turn meanwhile."""
-    had = turns.leave()
-    try:
-        yield
-    finally:
-        if had:
-            turns.take()
+        turns.leave()
 
 
 def let_others_run() -> None:
     """Lets those threads run that wait for this thread's processor, which the system may else leave to this one until
     its next tick, and those of the background whose turn it is next."""
-    with out_of_turn():
-        time.sleep(PAUSE_SECONDS)
+    turns.leave()
+    time.sleep(PAUSE_SECONDS)
 
 
 def lower_priority() -> None:

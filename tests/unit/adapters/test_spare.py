@@ -243,3 +243,8 @@ def test_memory_that_the_system_will_not_take_is_given_back(pages, monkeypatch):
     held = pages.map(MIB)
     del held
     assert pages.nbytes == 0
+
+
+def test_a_system_without_memory_is_told_as_that(pages):
+    with pytest.raises(MemoryError, match="bytes cannot be mapped"):
+        pages.map(1 << 60)

@@ -7,16 +7,7 @@ import pytest
 
 from tests.support.servers.process import wait_until
 from tfs_lite.core import yielding
-from tfs_lite.core.yielding import (
-    INTERVAL_SECONDS,
-    PAUSE_SECONDS,
-    SWITCH_SECONDS,
-    Turns,
-    Yielder,
-    giving_way,
-    in_turn,
-    out_of_turn,
-)
+from tfs_lite.core.yielding import INTERVAL_SECONDS, PAUSE_SECONDS, SWITCH_SECONDS, Turns, Yielder, giving_way, in_turn
 
 TIMEOUT = 30.0
 
@@ -59,48 +50,43 @@ def begin(turns, name, order, release):
         turns.take()
         order.append(name)
         release.wait(TIMEOUT)
-        order.append(turns.leave())
+        turns.leave()
 
     thread = threading.Thread(target=work)
     thread.start()
     return thread
 
 
-def test_a_thread_of_the_background_waits_for_the_turn_of_another(monkeypatch):
+def test_a_thread_of_the_background_begins_when_the_turn_of_another_ends(monkeypatch):
     monkeypatch.setattr(yielding, "TURN_SECONDS", TIMEOUT)
     turns, order, releases = Turns(), [], [threading.Event(), threading.Event()]
     first = begin(turns, "first", order, releases[0])
     wait_until(lambda: order == ["first"], "it has its turn", TIMEOUT)
     second = begin(turns, "second", order, releases[1])
-    wait_until(lambda: turns._changed._waiters, "the other one waits", TIMEOUT)
     assert order == ["first"]
     releases[0].set()
-    first.join(TIMEOUT)
-    wait_until(lambda: "second" in order, "the other one has its turn", TIMEOUT)
+    wait_until(lambda: order == ["first", "second"], "the other one has its turn", TIMEOUT)
     releases[1].set()
+    first.join(TIMEOUT)
     second.join(TIMEOUT)
-    assert sorted(map(str, order)) == ["True", "True", "first", "second"]
 
 
-def test_a_thread_that_hangs_loses_its_turn_and_holds_nobody_up():
+def test_threads_that_hang_hold_nobody_up_and_end_no_turn_but_their_own():
     turns, order, release = Turns(), [], threading.Event()
-    hanging = begin(turns, "hanging", order, release)
-    wait_until(lambda: order == ["hanging"], "it has its turn", TIMEOUT)
-    assert turns.take()
-    assert not turns.take()  # it is its turn already
+    hanging = [begin(turns, number, order, release) for number in range(8)]
+    wait_until(lambda: len(order) == len(hanging), "each has had its turn", TIMEOUT)
+    turns.take()
     release.set()
-    hanging.join(TIMEOUT)
-    assert order == ["hanging", False]  # and ends that of nobody else
-    assert turns.leave()
+    for thread in hanging:
+        thread.join(TIMEOUT)
+    assert turns._owner == threading.get_ident()
+    turns.leave()
+    assert turns._owner is None
 
 
-def test_a_turn_inside_a_turn_ends_with_the_outer_one_and_is_left_while_it_waits_for_others():
+def test_a_turn_ends_where_the_thread_first_lets_others_run():
     with in_turn():
-        with in_turn():
-            pass
-        with out_of_turn():
-            assert not yielding.turns.leave()
-        assert yielding.turns.leave()
-    with out_of_turn():
-        assert not yielding.turns.leave()
-    assert not yielding.turns.leave()
+        assert yielding.turns._owner == threading.get_ident()
+        yielding.let_others_run()
+        assert yielding.turns._owner != threading.get_ident()
+    assert yielding.turns._owner != threading.get_ident()

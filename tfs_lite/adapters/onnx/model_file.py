@@ -19,6 +19,8 @@ from tfs_lite.core.status import failed_precondition
 
 ARTEFACT = "model.onnx"
 MAX_BYTES = 1 << 31
+_ROUNDED = 1 << 20
+"""Bytes: files of nearly the same size use the same memory, one after the other."""
 MAX_RANK = 64
 MAX_SHOWN = 200
 ITEM_BYTES = {
@@ -138,7 +140,7 @@ def read_model_file(path: str) -> ModelFile:
             size = os.fstat(file.fileno()).st_size
             if size >= MAX_BYTES:
                 raise failed_precondition(f"{ARTEFACT} has 2 GiB or more; save its weights as external data")
-            view, filled = SPARE.map(max(size, 1)).data, 0
+            view, filled = SPARE.map((size // _ROUNDED + 1) * _ROUNDED).data, 0
             while filled < size and (count := file.readinto(view[filled:size])):
                 filled += count
             return _read(view[:filled].toreadonly())
