@@ -9,8 +9,8 @@ A task may hang all the same, in a disk or in a model's own code, and a thread c
 has :class:`Patience`: a task that runs longer is *overdue*. It goes on, but it no longer counts as a worker: another
 thread takes its place.
 
-All of it is work in the background: while tasks run, the threads that answer requests get the interpreter lock sooner,
-but for tasks that are overdue, and threads take turns (:mod:`tfs_lite.core.yielding`).
+All of it is work in the background: while tasks run, the threads that answer requests get the interpreter lock sooner
+(:mod:`tfs_lite.core.yielding`), but for tasks that are overdue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.status import ServingError
 from tfs_lite.core.threads import JOIN_SECONDS, is_users, join, leave_behind, start
-from tfs_lite.core.yielding import begin_giving_way, end_giving_way, in_turn, let_others_run
+from tfs_lite.core.yielding import begin_giving_way, end_giving_way, let_others_run
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,6 @@ class PoolExecutor:
             if self._refused:
                 self._staff()
         while (run := self._take_inline()) is not None:
-            let_others_run()
             self._run(run)
 
     def renew(self) -> None:
@@ -199,9 +198,7 @@ class PoolExecutor:
 
     def _serve(self) -> None:
         while (run := self._take()) is not None:
-            let_others_run()
-            with in_turn():
-                self._run(run)
+            self._run(run)
             del run  # an idle thread keeps no loader alive
 
     def _take(self) -> _RunningTask | None:
@@ -238,6 +235,7 @@ class PoolExecutor:
 
     def _run(self, run: _RunningTask) -> None:
         try:
+            let_others_run()
             run.task.run()
         except BaseException as error:  # the thread goes on, whatever it is
             if is_users(error):

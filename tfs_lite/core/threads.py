@@ -23,7 +23,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.core.yielding import in_turn, lower_priority, turns
+from tfs_lite.core.yielding import lower_priority
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -87,7 +87,6 @@ def call_in_background(work: Callable[[], T], name: str) -> T:
         return work()
 
     thread, outcome = _begin(run, name)
-    turns.leave()
     thread.join()
     try:
         return outcome.result()
@@ -256,9 +255,8 @@ def all_within(seconds: float, works: Sequence[tuple[str, Callable[[], None]]]) 
 class PeriodicThread:
     """Runs ``action`` at once, then every ``interval`` seconds and whenever :meth:`wake` is called.
 
-    With ``interval`` None it runs once at the start and then only when woken. Its runs are work in the background. An
-    action that raises is logged, and the loop goes on. ``start`` -> ``wake``* -> ``stop``; all from any thread,
-    ``stop`` not from the action itself.
+    With ``interval`` None it runs once at the start and then only when woken. An action that raises is logged, and the
+    loop goes on. ``start`` -> ``wake``* -> ``stop``; all from any thread, ``stop`` not from the action itself.
     """
 
     def __init__(self, name: str, action: Callable[[], None], interval: float | None) -> None:
@@ -294,10 +292,7 @@ class PeriodicThread:
         while True:
             started = time.monotonic()
             try:
-                with in_turn():
-                    if self._stopped:  # while it has waited
-                        return
-                    self._action()
+                self._action()
             except BaseException:
                 logger.exception("%s: a run failed; the next one comes as planned", self._thread.name)
             if not self._wait(started):

@@ -8,9 +8,6 @@ That is what a network does that runs once in a load: each of its thousand opera
 wakes the waiting thread, which is too late and waits for the whole switch interval again, for 10 ms and longer in all.
 An interval that is shorter than an operator ends that (:func:`giving_way`).
 
-Two threads of the background are felt twice: a request that needs the lock twenty times waits for both each time. So
-they take turns (:class:`Turns`).
-
 The processor is another matter: a thread that waits for it, and has not run yet, does not ask for the lock. The system
 takes a processor from a busy thread at its next tick, after up to 4 ms, unless that thread counts for less than the one
 that waits (:func:`lower_priority`).
@@ -29,8 +26,6 @@ INTERVAL_SECONDS = 0.0005
 PAUSE_SECONDS = 0.0001
 SWITCH_SECONDS = 0.00005
 """The interpreter's switch interval while somebody works in the background."""
-TURN_SECONDS = 0.005
-"""The longest wait of a thread of the background for the turn of another."""
 NICENESS = 10
 """The niceness of a thread of low priority, which gets a tenth of a processor that another thread wants as well."""
 
@@ -97,47 +92,9 @@ def giving_way() -> Iterator[None]:
         end_giving_way()
 
 
-class Turns:
-    """The first milliseconds of what threads of the background do: looks, ticks and loads, which a push sets off all at
-    once, do not meet. Nobody waits longer than :data:`TURN_SECONDS`, however many there are and whatever they hang in.
-    Any thread."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards the owner
-        self._owner: int | None = None  # the identity of the thread whose turn it is
-
-    def take(self) -> None:
-        """Waits until nobody has the turn, but for :data:`TURN_SECONDS` at most: then the other one has lost it."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._owner is None, TURN_SECONDS)
-            self._owner = threading.get_ident()
-
-    def leave(self) -> None:
-        """Ends the turn of the calling thread, if it has it."""
-        with self._changed:
-            if self._owner == threading.get_ident():
-                self._owner = None
-                self._changed.notify()
-
-
-turns = Turns()
-
-
-@contextmanager
-def in_turn() -> Iterator[None]:
-    """Begins the block, which is work in the background, in the calling thread's turn. The turn ends with it, or where
-    the block first lets others run, or waits for another thread: what is left is work of another kind."""
-    turns.take()
-    try:
-        yield
-    finally:
-        turns.leave()
-
-
 def let_others_run() -> None:
-    """Lets those threads run that wait for this thread's processor, which the system may else leave to this one until
-    its next tick, and those of the background whose turn it is next."""
-    turns.leave()
+    """Lets those threads run that wait for this thread's processor: the system may else leave it to this one until its
+    next tick."""
     time.sleep(PAUSE_SECONDS)
 
 

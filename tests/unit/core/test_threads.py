@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.servers.process import wait_until
 from tests.support.threads import LINUX, niceness
-from tfs_lite.core import yielding
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.core.threads import (
     BoundedCalls,
@@ -144,17 +143,6 @@ def test_stop_waits_for_the_run_in_progress_and_may_be_repeated() -> None:
 
 def test_thread_that_was_never_started_can_be_stopped() -> None:
     PeriodicThread("t", lambda: None, FOREVER).stop()
-
-
-def test_a_run_that_has_waited_for_its_turn_does_not_begin_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yielding, "TURN_SECONDS", FOREVER)
-    counter = Counter()
-    thread = PeriodicThread("test", counter, None)
-    with yielding.in_turn():
-        thread.start()
-        thread.end()
-    thread.stop()
-    assert counter.runs == 0
 
 
 def test_stop_does_not_wait_for_a_run_that_hangs() -> None:
