@@ -180,9 +180,10 @@ def test_statistics_count_a_request_that_comes_before_the_state_of_its_version_i
         core.start()
         core.load_first(parse_model_server_config(config_text(tmp_path, entry("m")), "first"))
         assert core.wait_for_first(first_attempt_counts=True).error is None
-        (found,) = core.statistics.statistics.statistics([ServableId("m", 1)])
         asks = core.find(AsksAtOnce)
         assert asks is not None
+        wait_until(lambda: asks.answers, "it has been asked", 30)
+        (found,) = core.statistics.statistics.statistics([ServableId("m", 1)])
         assert [isinstance(answer, Status) for answer in asks.answers] == [False]
         assert (found.inference_count, found.execution_count) == (1, 1)
     finally:
