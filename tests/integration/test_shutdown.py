@@ -127,7 +127,7 @@ def test_second_signal_ends_the_process_at_once(server, gate):
         server.terminate()
         assert server.wait(30) != 0
         assert inside.exception(60) is not None
-    assert not server.leftovers()
+    wait_until(lambda: not server.leftovers(), "its processes, which nobody waited for, have ended as well")
 
 
 def test_sigterm_while_a_model_is_still_loading_ends_all_the_same(tmp_path, gate):
