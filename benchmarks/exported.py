@@ -36,12 +36,13 @@ from torch import Tensor, nn
 
 import tfs_lite
 from tests.support.exported.zoo import ZOO
+from tfs_lite.adapters.collection import freeze_gc
 from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import Program, build_program
 from tfs_lite.adapters.exported.torch_loader import load_program
 from tfs_lite.adapters.inspect.archive import open_archive
-from tfs_lite.adapters.memory import freeze_gc, release_memory
+from tfs_lite.adapters.memory import release_memory
 from tfs_lite.core.status import ServingError
 
 CPU = torch.device("cpu")

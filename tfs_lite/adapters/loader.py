@@ -170,7 +170,6 @@ class ArtifactLoader(Loader):
                 self._load(servable_id, self._meter)
         finally:
             self._meter = None
-            memory.exempt_imports()
 
     def _load(self, servable_id: ServableId, meter: LoadMeter) -> None:
         try:

@@ -11,13 +11,13 @@ import ctypes
 import gc
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
+from tfs_lite.adapters.collection import exempt, exemptions
 from tfs_lite.adapters.cuda.memory import empty_caches
 from tfs_lite.adapters.spare import SPARE, SparePages, c_function
 from tfs_lite.core.clock import Clock, Timer
@@ -26,15 +26,11 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.yielding import Yielder
 
-YOUNG = 10_000
-"""Objects allocated, less those freed, between two collections of the youngest generation."""
 FIXED_BYTES = 1 << 20
 OWED_BYTES = 64 << 20
 """Bytes that unloads and failed loads may leave behind until a collection."""
 COLLECT_PAUSE = 1.0
 """Seconds from the moment when they have until it happens."""
-MANY_MODULES = 200
-"""Modules of Python."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """What ``mallopt`` sets: from how many free bytes on the end of a heap is given back, and from how many bytes on a
 block has a mapping of its own."""
@@ -126,37 +122,12 @@ def return_free_memory() -> None:
         empty_caches()
 
 
-def exempt_imports() -> None:
-    """Called after each load. Once loads have imported many modules, as the first one of a language model does, what
-    these brought is exempted from garbage collection, as :func:`freeze_gc` does it at the start: each later collection
-    would visit it. So is what else exists; of that, what a version leaves behind in circles stays until
-    :func:`release_exempt_memory`."""
-    if len(sys.modules) - _Exemptions.modules >= MANY_MODULES:
-        _exempt()
-
-
 def release_exempt_memory() -> None:
-    """As :func:`release_memory`, of everything that :func:`exempt_imports` has exempted, too; all that is left is
+    """As :func:`release_memory`, of what :mod:`~tfs_lite.adapters.collection` has exempted, too; all that is left is
     exempt again. It holds up every request for a tenth of a second and longer."""
     gc.unfreeze()
     release_memory()
-    _exempt()
-
-
-class _Exemptions:
-    count = 0
-    modules = 0  # that there were at the last one
-
-
-def exemptions() -> int:
-    """How often what existed was exempted from collection since the start. What is made later is not exempt."""
-    return _Exemptions.count
-
-
-def _exempt() -> None:
-    gc.freeze()
-    _Exemptions.count += 1
-    _Exemptions.modules = len(sys.modules)
+    exempt()
 
 
 class MemoryReturn:
@@ -301,19 +272,6 @@ def _set_large_block(least: int) -> None:
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, least)
         _mallopt(_M_TRIM_THRESHOLD, 2 * HEAP_BLOCK_BYTES)
-
-
-def freeze_gc() -> None:
-    """Exempts everything that exists now from garbage collection. Call it once, before serving.
-
-    torch's modules are some hundred thousand objects that are never freed. A full collection, such as the one after an
-    unload, would visit all of them, and delay every request of the process by more than a tenth of a second. Besides,
-    the youngest generation is collected less often from now on: Python's default costs a tenth of a small request, and
-    requests leave hardly any cycles.
-    """
-    gc.collect()
-    _exempt()
-    gc.set_threshold(YOUNG, 10, 10)
 
 
 _malloc_trim = c_function("malloc_trim", ctypes.c_size_t)

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from tfs_lite.adapters.collection import freeze_gc
 from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
-from tfs_lite.adapters.memory import freeze_gc
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.history import Cause, Origin, acting, current_origin

@@ -1,6 +1,5 @@
 import gc
 import logging
-import sys
 import weakref
 
 import torch
@@ -84,31 +83,6 @@ def test_module_whose_parts_refer_to_one_another_is_freed_without_a_collection()
         assert watcher() is None
     finally:
         gc.enable()
-
-
-def test_load_that_imports_much_exempts_what_exists_and_a_thorough_collection_frees_it_all_the_same(monkeypatch):
-    memory.freeze_gc()
-    node = [torch.zeros(3)]
-    node.append(node)
-    watcher = weakref.ref(node[0])
-    exempted = memory.exemptions()
-    memory.exempt_imports()
-    assert memory.exemptions() == exempted
-    for number in range(memory.MANY_MODULES):
-        monkeypatch.setitem(sys.modules, f"imported_by_a_load_{number}", memory)
-    memory.exempt_imports()
-    assert memory.exemptions() == exempted + 1
-    del node
-    memory.release_memory()
-    assert watcher() is not None
-    memory.release_exempt_memory()
-    assert watcher() is None
-
-
-def test_settling_exempts_what_exists_from_collection():
-    before = gc.get_freeze_count()
-    memory.freeze_gc()
-    assert gc.get_freeze_count() > before
 
 
 class Collections:

@@ -10,6 +10,7 @@ shape, of which it only warns, are errors here that name file and tensor.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Collection, Mapping
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tfs_lite.adapters.failures import out_of_memory, sentence, story
-from tfs_lite.adapters.inspect.archive import changed_meanwhile, damaged
+from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.language.architectures import Architectures, NetworkPlan, description, plan_of
 from tfs_lite.adapters.language.family import network_class
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, shown, weight_files
@@ -35,7 +36,7 @@ _PIECE = 1 << 18
 """Numbers that are looked at in one piece."""
 Report = Mapping[str, Collection[Any]]
 _CLEAN: Report = {"mismatched_keys": (), "missing_keys": (), "error_msgs": ()}
-_Made = tuple["PreTrainedModel", Report, Mapping[str, int]]
+_Made = tuple["PreTrainedModel", Report]
 logger = logging.getLogger(__name__)
 _PLANS = Architectures[tuple[NetworkPlan, Collection[str]]]()
 """The networks that were made of the same config and tensors, and the tensors that have no place in them."""
@@ -47,20 +48,21 @@ threads at once would not restore them."""
 def read_headers(files: VersionFiles) -> dict[str, WeightHeader]:
     """Reads the tensors of all files of weights, by name. DATA_LOSS for a damaged file or a tensor in two of them;
     errors of :func:`~tfs_lite.adapters.language.hf_files.weight_files`."""
+    with ExitStack() as stack:
+        names = weight_files(files)
+        return _headers_of({name: stack.enter_context(open_weights(files.directory, name)) for name in names})
+
+
+def _headers_of(opened: Mapping[str, WeightFile]) -> dict[str, WeightHeader]:
     found: dict[str, WeightHeader] = {}
-    for name in weight_files(files):
-        with open_weights(files.directory, name) as file:
-            _add(found, file.headers)
+    for file in opened.values():
+        for name, header in file.headers.items():
+            if name in found:
+                raise damaged(f"tensor {name} is in {found[name].file} and in {header.file}")
+            found[name] = header
     if not found:
-        raise failed_precondition(f"the weights ({shown(weight_files(files))}) have no tensor")
+        raise failed_precondition(f"the weights ({shown(opened)}) have no tensor")
     return found
-
-
-def _add(found: dict[str, WeightHeader], headers: Mapping[str, WeightHeader]) -> None:
-    for name, header in headers.items():
-        if name in found:
-            raise damaged(f"tensor {name} is in {found[name].file} and in {header.file}")
-        found[name] = header
 
 
 def load_network(
@@ -80,68 +82,58 @@ def load_network(
     for weights that are not finite; UNAVAILABLE for files that change while they are read. One load at a time; others
     wait. Call it in a thread that ends soon after.
     """
-    headers = read_headers(files)
     made = made or network_class(config)
     own = config if made.config_class in (None, type(config)) else config.get_text_config()
     meter = meter or LoadMeter()
-    meter.begin(LoadPhase.READING, sum(header.nbytes for header in headers.values()))
-    key = description(made, own, dtype, arguments, [(name, each.dtype, each.shape) for name, each in headers.items()])
-    known = _PLANS.find(key)
-    if known is None:
-        found = _load_weights(_with_dtype(made, dtype), own, files, headers, meter, arguments)
-    else:
-        found = _copied(*known, files, headers, meter)
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(open_weights(files.directory, name, meter)) for name in weight_files(files)}
+        headers = _headers_of(opened)
+        meter.begin(LoadPhase.READING, sum(header.nbytes for header in headers.values()))
+        tensors = _Tensors(opened, headers)
+        shapes = [(name, each.dtype, each.shape) for name, each in headers.items()]
+        key = description(made, own, dtype, arguments, shapes)
+        known = _PLANS.find(key)
+        if known is None:
+            found = _load_weights(_with_dtype(made, dtype), own, tensors, arguments)
+        else:
+            found = _copied(*known, tensors)
     if isinstance(found, ServingError):
         raise found
-    module, report, places = found
+    module, report = found
     _check_report(report, headers, files.directory)
     meter.begin(LoadPhase.OPENING)
-    module.__class__ = made
-    module.config.dtype = dtype
-    if known is None and (plan := plan_of(module, headers, places)) is not None:
-        _PLANS.add(key, (plan, report["unexpected_keys"]))
+    if known is None:
+        module.__class__ = made
+        module.config.dtype = dtype
+        module.requires_grad_(False)
+        module.train(False)
+        if (plan := plan_of(module, headers, tensors.places)) is not None:
+            _PLANS.add(key, (plan, report["unexpected_keys"]))
     _check_numbers(module)
-    torch.nn.Module.to(module, device)
-    module.requires_grad_(False)
-    module.train(False)
+    if device.type != "cpu":
+        torch.nn.Module.to(module, device)
     return module
 
 
-def _copied(
-    plan: NetworkPlan,
-    unexpected: Collection[str],
-    files: VersionFiles,
-    headers: Mapping[str, WeightHeader],
-    meter: LoadMeter,
-) -> _Made | ServingError:
+def _copied(plan: NetworkPlan, unexpected: Collection[str], tensors: _Tensors) -> _Made | ServingError:
     """As :func:`_load_weights`, of a network that is known."""
-    failures = list[ServingError]()
-    with ExitStack() as stack:
-        tensors = _tensors(files, headers, meter, failures, stack, {})
-        try:
-            return plan.network(lambda name: tensors[name][...]), {**_CLEAN, "unexpected_keys": unexpected}, {}
-        except ServingError:
-            return failures[0]
+    try:
+        return plan.network(tensors.read), {**_CLEAN, "unexpected_keys": unexpected}
+    except ServingError:
+        return tensors.failures[0]
 
 
 def _load_weights(
-    made: Any,
-    config: PreTrainedConfig,
-    files: VersionFiles,
-    headers: Mapping[str, WeightHeader],
-    meter: LoadMeter,
-    arguments: Mapping[str, object],
+    made: Any, config: PreTrainedConfig, tensors: _Tensors, arguments: Mapping[str, object]
 ) -> _Made | ServingError:
-    """The module, a report of tensors that do not fit, and the addresses at which tensors were read. An error is
-    returned and not raised, because its traceback would keep the weights in memory."""
-    failures, places = list[ServingError](), dict[str, int]()
-    with ExitStack() as stack, _transformers_lock:
-        tensors = _tensors(files, headers, meter, failures, stack, places)
+    """The module, and a report of tensors that do not fit. An error is returned and not raised, because its traceback
+    would keep the weights in memory."""
+    with _transformers_lock:
         try:
             module, report = made.from_pretrained(
                 None,
                 config=config,
-                state_dict=tensors,
+                state_dict={name: _Stored(tensors, name) for name in tensors.headers},
                 dtype=torch.float32,
                 attn_implementation=attention_of(config),
                 ignore_mismatched_sizes=True,
@@ -151,12 +143,12 @@ def _load_weights(
         except Exception as error:
             if out_of_memory(error):
                 raise
-            if not failures:
+            if not tensors.failures:
                 logger.warning("transformers could not put the weights in", extra={"story": story(error)})
-                failures.append(
+                tensors.failures.append(
                     failed_precondition(f"{CONFIG} and the weights make no {made.__name__}: {sentence(error)}")
                 )
-    return failures[0] if failures else (module, report, places)
+    return tensors.failures[0] if tensors.failures else (module, report)
 
 
 def attention_of(config: PreTrainedConfig) -> str | None:
@@ -186,7 +178,7 @@ def _check_numbers(module: torch.nn.Module) -> None:
     and the largest number tell it, in a tenth of the time of ``isfinite``, which makes a copy besides."""
     for name, parameter in module.named_parameters():
         pieces = torch.split(parameter.detach().flatten(), _PIECE) if parameter.numel() else ()
-        if not all(bool(end.isfinite()) for piece in pieces for end in torch.aminmax(piece)):
+        if not all(math.isfinite(end.item()) for piece in pieces for end in torch.aminmax(piece)):
             raise damaged(f"the weights have numbers that are not finite, in {name}")
 
 
@@ -200,51 +192,43 @@ def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-class _Stored:
-    """A tensor of a file as transformers takes it: what is asked for an index reads it. Any thread.
+class _Tensors:
+    """The tensors of a version's open files. Any thread."""
 
-    transformers swallows errors, so the ServingError of a read also goes to ``failures``."""
+    def __init__(self, opened: Mapping[str, WeightFile], headers: Mapping[str, WeightHeader]) -> None:
+        self.headers = headers
+        self.places = dict[str, int]()
+        """The addresses at which tensors were read."""
+        self.failures = list[ServingError]()
+        """What reads have raised: transformers swallows errors."""
+        self._opened = opened
 
-    def __init__(self, file: WeightFile, name: str, failures: list[ServingError], places: dict[str, int]) -> None:
-        """``places`` gets the address of what is read."""
-        self._file = file
-        self._name = name
-        self._failures = failures
-        self._places = places
-
-    def get_shape(self) -> list[int]:
-        return list(self._file.headers[self._name].shape)
-
-    def get_dtype(self) -> str:
-        return self._file.headers[self._name].dtype
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor in memory of its own. Errors of :meth:`WeightFile.read`."""
         try:
-            found: torch.Tensor = self._file.read(self._name)[index]
+            found = self._opened[self.headers[name].file].read(name)
         except ServingError as error:
-            self._failures.append(ServingError(error.code, error.status.message))
+            self.failures.append(ServingError(error.code, error.status.message))
             raise
-        self._places[self._name] = found.data_ptr()
+        self.places[name] = found.data_ptr()
         return found
 
 
-def _tensors(
-    files: VersionFiles,
-    headers: Mapping[str, WeightHeader],
-    meter: LoadMeter,
-    failures: list[ServingError],
-    stack: ExitStack,
-    places: dict[str, int],
-) -> dict[str, _Stored]:
-    """Yields the tensors by name. The files stay open as long as the stack. UNAVAILABLE if they have become other ones
-    than those of the ``headers``."""
-    opened = {
-        name: stack.enter_context(open_weights(files.directory, name, meter))
-        for name in {each.file for each in headers.values()}
-    }
-    if headers != {name: header for file in opened.values() for name, header in file.headers.items()}:
-        raise changed_meanwhile(shown(opened))
-    return {name: _Stored(opened[header.file], name, failures, places) for name, header in headers.items()}
+class _Stored:
+    """A tensor of a file as transformers takes it: what is asked for an index reads it. Any thread."""
+
+    def __init__(self, tensors: _Tensors, name: str) -> None:
+        self._tensors = tensors
+        self._name = name
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensors.headers[self._name].shape)
+
+    def get_dtype(self) -> str:
+        return self._tensors.headers[self._name].dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._tensors.read(self._name)[index]
 
 
 def _check_report(report: Report, headers: Mapping[str, WeightHeader], directory: str) -> None:

@@ -20,6 +20,7 @@ Hence the one private name, ``importlib._bootstrap._find_and_load``; Python itse
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import threading
@@ -30,6 +31,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
+from tfs_lite.adapters.collection import exempt_imports
 from tfs_lite.core.yielding import switch_interval
 
 MAX_WAIT = 60.0
@@ -38,6 +40,8 @@ SWITCH_SECONDS = 0.0005
 """The interpreter's switch interval during a turn. An import is thousands of short pieces of Python: with the ordinary
 5 ms, each request that comes meanwhile waits that long whenever it needs the interpreter lock. An import never releases
 it, so that a still shorter interval would only take it away from a request again, before it is done."""
+YOUNG = 1_000_000
+"""Objects after which Python collects the youngest generation during a turn: torch and transformers make 400,000."""
 
 
 class _Loader(SourceFileLoader):
@@ -81,7 +85,8 @@ class _Finder:
 
 class Turns:
     """A lock for imports, with the imports inside them, that no thread keeps from the others for ever. Who has it gives
-    the interpreter lock away every half millisecond. Any thread."""
+    the interpreter lock away every half millisecond. Garbage collections are rare meanwhile: a large import brings some
+    forty, each of which looks at what the import has made, and holds the lock for up to 40 ms. Any thread."""
 
     def __init__(self, max_wait: float = MAX_WAIT) -> None:
         self._max_wait = max_wait
@@ -89,6 +94,7 @@ class Turns:
         self._holder: int | None = None
         self._depth = 0
         self._since = 0.0
+        self._thresholds = gc.get_threshold()  # those before the turn
 
     def __enter__(self) -> None:
         me = threading.get_ident()
@@ -98,6 +104,8 @@ class Turns:
             if self._holder is None:
                 self._holder, self._since = me, time.monotonic()
                 switch_interval.ask(SWITCH_SECONDS)
+                self._thresholds = gc.get_threshold()
+                gc.set_threshold(YOUNG, *self._thresholds[1:])
             self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -108,6 +116,8 @@ class Turns:
             if not self._depth:
                 self._holder = None
                 switch_interval.withdraw(SWITCH_SECONDS)
+                exempt_imports()
+                gc.set_threshold(*self._thresholds)
                 self._changed.notify_all()
 
     def _wait(self) -> bool:

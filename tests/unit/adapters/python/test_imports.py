@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import threading
@@ -45,6 +46,16 @@ color = "red"
 wrapper = Wrapper(__name__)
 wrapper.__dict__["inner"] = sys.modules[__name__]
 sys.modules[__name__] = wrapper
+"""
+LARGE = """
+import gc
+
+def count():
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+before = count()
+kept = [[] for _ in range(100_000)]
+collections = count() - before
 """
 SLOW = "import gate\ngate.pass_through(__name__)\n"
 
@@ -177,6 +188,15 @@ def test_load_that_waits_for_its_turn_holds_no_module_that_another_load_needs(ga
     gate.opened.set()
     assert one.result().second is two.result()
     assert two.value.made_by == one.thread.ident
+
+
+def test_import_of_a_load_brings_no_collection_and_leaves_the_collector_alone(gate: Gate, tmp_path: Path) -> None:
+    write(tmp_path, "large", LARGE)
+    before = gc.get_threshold()
+    with importing_in_turns():
+        large = run("import large", "large")()
+    assert large.collections == 0
+    assert gc.get_threshold() == before
 
 
 def test_import_that_hangs_holds_the_others_up_for_a_bounded_time() -> None:
