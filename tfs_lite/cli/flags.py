@@ -338,7 +338,13 @@ FLAGS: tuple[Flag, ...] = (
         "a line for each request, or for those that fail (at most 20 a second)",
         words="off|errors|all",
     ),
-    _process("drain_timeout_seconds", _FLOAT, 30.0, "after SIGTERM, longest wait for requests in progress", minimum=0),
+    _process(
+        "drain_timeout_seconds",
+        _FLOAT,
+        30.0,
+        "after SIGTERM, longest wait for requests in progress and for loads",
+        minimum=0,
+    ),
     _process("shutdown_delay_seconds", _FLOAT, 0.0, "after SIGTERM, accept requests for so long, not ready", minimum=0),
     _process("state_directory", _STRING, "", "keeps the history of events across restarts; empty: nothing is kept"),
     _process(

@@ -346,6 +346,10 @@ class BasicManager:
                 self.stop_managing_servable(snapshot.id)
             elif snapshot.state is HarnessState.READY:
                 self._unloads.request(snapshot.id, lambda status: None)
+        with self._registry.lock:
+            loading = self._in_states({HarnessState.LOADING})
+        for servable_id in loading if drain_timeout > 0 else ():
+            logger.info("%s is still loading; the stop waits up to %.0f s for that", servable_id, drain_timeout)
         self._drain(drain_timeout)
         self._end_executors()
 

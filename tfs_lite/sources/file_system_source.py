@@ -518,6 +518,9 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
             logger.warning("%s: %s in %s is passed over: %s", servable.name, name, servable.base_path, why)
     for version in sorted(new.stand_ins - (old.stand_ins if old is not None else frozenset())):
         logger.info("model %s: version %d stands in for %s", servable.name, version, new.stands_in_for(version))
+    for version in sorted(old.changing.keys() - new.on_disk) if old is not None else ():
+        text, of_version = "model %s: the directory of version %d is gone", {"model": servable.name, "version": version}
+        logger.info(text, servable.name, version, extra=of_version)
     _log_versions(servable, new, old)
 
 
@@ -529,5 +532,5 @@ def _log_versions(servable: ServableToMonitor, new: SourceReport, old: SourceRep
     for version, reason in sorted(new.changing.items()):
         if version not in new.waiting and (old is None or old.changing.get(version) != reason):
             of_version = {"model": servable.name, "version": version}
-            text = "model %s version %d has other files now, not complete: %s"
+            text = "model %s version %d stays as it was loaded: %s"
             logger.info(text, servable.name, version, reason, extra=of_version)

@@ -59,6 +59,9 @@ class LookStream:
     """The memory of the polls about one stream. Only the poll touches it."""
 
     offered: dict[int, str] = field(default_factory=dict)  # version -> revision, of the last list that was emitted
+    gone: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """The offered versions whose directories are gone, each with its child and since when, in seconds of
+    ``monotonic``; replaced as a whole."""
     base_path: str = ""  # the base path of the offered versions
     moved: frozenset[int] = frozenset()  # versions that were offered below another one, and not below this one yet
     place: str | None = None  # the identity of the base path when it last held versions that may be loaded
@@ -75,6 +78,7 @@ class LookStream:
         below this one."""
         if self.base_path != base_path:
             self.base_path, self.moved, self.offered = base_path, self.moved | self.offered.keys(), {}
+            self.gone = {}
 
     @property
     def offers(self) -> tuple[str, dict[int, str], frozenset[int]]:
@@ -122,15 +126,18 @@ def look_at(
     children = _version_directories(entries)
     existing = versions_in(children)
     stream.move_to(servable.base_path)
-    stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
+    stream.gone = _lately_gone(stream, existing, config, now)
+    there = existing and existing | {version: child for version, (child, _) in stream.gone.items()}
+    stream.offered = {v: revision for v, revision in stream.offered.items() if v in existing or v in stream.gone}
     before, moved = dict(stream.offered), stream.moved
     configs = _configs_beside(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), dict[int, Waiting]()
+    look.retry_in = _time_left(stream, config, now)
     look.beside = [os.path.join(servable.base_path, e.name) for e in entries if e.name in FILES_ABOUT_LOADS_BESIDE]
     unfinished: dict[int, float | None] = {}
-    changing: dict[int, str] = {}
+    changing = dict.fromkeys(stream.gone, f"its directory has been gone for less than {config.quiet_period:g} s")
     fetching: set[int] = set()
-    coming = set[int]()  # versions that are complete, or will be once they are fetched
+    coming = set(stream.gone)  # versions that are complete, or will be once they are fetched
 
     def usable(version: int, child: str) -> bool:
         path = os.path.join(servable.base_path, child)
@@ -159,11 +166,10 @@ def look_at(
         return offered
 
     in_time = _unless_in_vain(usable, servable, stream, disk, coming)
-    chosen = choose(children, servable.policy, in_time, stream.failed, rejected)
+    chosen = choose(there.values(), servable.policy, in_time, stream.failed, rejected)
     stream.inspected, look.inspected = inspected, list(inspected.values())
-    on_disk = frozenset(existing)
-    config_name = next((entry.name for entry in entries if entry.name in MODEL_SETTINGS_FILES), "")
-    stream.found = FoundVersions(on_disk, unfinished, config_name)
+    on_disk = frozenset(there)
+    stream.found = FoundVersions(on_disk, unfinished, _config_name(entries))
     problem, keeps = _empty_problem(servable, existing), ""
     if existing:
         stream.place, stream.empty_since = place, None
@@ -193,14 +199,38 @@ def look_at(
     return look
 
 
+def _lately_gone(
+    stream: LookStream, existing: Mapping[int, str], config: SourceConfig, now: float
+) -> dict[int, tuple[str, float]]:
+    """The offered versions that count as there although their directories are gone: one whose files are replaced is
+    gone for a moment, in which no older one is to take its place. One that has failed has no place to lose."""
+    found = dict[int, tuple[str, float]]()
+    for version in stream.offered.keys() - existing.keys() - stream.failed - stream.rejected:
+        child = os.path.basename(stream.inspected.get(version, str(version)))
+        entry = stream.gone.get(version, (child, now))
+        if now < entry[1] + config.quiet_period:
+            found[version] = entry
+    return found
+
+
+def _time_left(stream: LookStream, config: SourceConfig, now: float) -> list[float]:
+    """The seconds for which they still count as there."""
+    return [since + config.quiet_period - now for _, since in stream.gone.values()]
+
+
 def _unless_in_vain(
     usable: Callable[[int, str], bool], servable: ServableToMonitor, stream: LookStream, disk: Disk, coming: Set[int]
 ) -> Callable[[int, str], bool]:
-    """``usable``, without a look at versions that would have to be fetched although others, which are complete or will
-    be once they are fetched (``coming``), take all places of the policy, or although they must not answer."""
+    """``usable``, without a look at versions that are gone, which stay as they were offered; and without one at
+    versions that would have to be fetched although others, which are complete or will be once they are fetched
+    (``coming``), take all places of the policy, or although they must not answer."""
     policy, failed = servable.policy, stream.failed | stream.rejected
+
+    def is_usable(version: int, child: str) -> bool:
+        return version in stream.gone or usable(version, child)
+
     if not disk.fetches or isinstance(policy, AllPolicy):
-        return usable
+        return is_usable
     named = policy.versions if isinstance(policy, SpecificPolicy) else ()
     places = 1 if isinstance(policy, SpecificPolicy) else max(policy.num_versions, 1)
 
@@ -212,7 +242,7 @@ def _unless_in_vain(
     def usable_in_time(version: int, child: str) -> bool:
         has_place = len(coming - failed - set(named)) < places and version not in stream.rejected
         is_wanted = has_place or version in stream.offered or version in named
-        return (is_wanted or is_here(child)) and usable(version, child)
+        return (is_wanted or is_here(child)) and is_usable(version, child)
 
     return usable_in_time
 
@@ -287,6 +317,10 @@ def _judge_empty(
 
 def _version_directories(entries: Iterable[DirectoryEntry]) -> list[str]:
     return [entry.name for entry in entries if entry.is_directory and parse_version(entry.name) is not None]
+
+
+def _config_name(entries: Iterable[DirectoryEntry]) -> str:
+    return next((entry.name for entry in entries if entry.name in MODEL_SETTINGS_FILES), "")
 
 
 def _configs_beside(entries: Iterable[DirectoryEntry]) -> str:

@@ -36,6 +36,7 @@ class SourceChecker:
         self._store, self._clock = store, clock
         self.config = config
         self._offered: dict[str, dict[int, str]] = {}  # stream -> version -> base path it was offered from
+        self._gone: dict[str, dict[int, float]] = {}  # stream -> of these, those seen without a directory -> since when
         self._reports: dict[str, SourceReport] = {}
         self._failed: dict[str, set[int]] = {}  # stream -> versions that have failed, and not been available since
         self._places: dict[str, str] = {}  # stream -> the directory that held versions when it was seen last
@@ -64,7 +65,7 @@ class SourceChecker:
         gone = self.config.by_name.keys() - config.by_name.keys()
         self.config = config
         for name in gone:
-            for known in (self._offered, self._reports, self._failed, self._places, self._empty_since):
+            for known in (self._offered, self._gone, self._reports, self._failed, self._places, self._empty_since):
                 known.pop(name, None)
         if {name: list(items) for name, items in emitted.items()} == {name: [] for name in gone}:
             return []
@@ -92,10 +93,12 @@ class SourceChecker:
                 *complaints,
                 *(["(9) a list, although its base path cannot be read"] if emitted is not None else []),
             ]
-        failed.intersection_update(versions or failed)
         offered = self._offered.get(servable.name, {})
         here = servable.base_path
-        self._offered[servable.name] = {v: base for v, base in offered.items() if v in versions and base == here}
+        gone = self._lately_gone(servable.name, {v for v, base in offered.items() if base == here} - versions.keys())
+        there = versions.keys() | gone
+        failed.intersection_update(versions or failed)
+        self._offered[servable.name] = {v: base for v, base in offered.items() if v in there and base == here}
         if not versions:
             return [*complaints, *self._judge_empty(servable, emitted)]
         self._places[servable.name] = self._store.disk.identity(servable.base_path)
@@ -122,6 +125,14 @@ class SourceChecker:
         if order:  # else the last list goes on counting
             self._offered[servable.name] = dict.fromkeys(found, servable.base_path)
         return complaints
+
+    def _lately_gone(self, name: str, missing: Collection[int]) -> set[int]:
+        """Of the offered versions that have no directory, those that have not failed and had one less than the quiet
+        period ago, as far as polls have seen: they count as there."""
+        now, known = self._clock.monotonic(), self._gone.get(name, {})
+        since = {version: known.get(version, now) for version in missing if version not in self._failed[name]}
+        self._gone[name] = {version: at for version, at in since.items() if now - at < self.config.quiet_period}
+        return set(self._gone[name])
 
     def _may_wait(
         self, servable: ServableToMonitor, versions: Mapping[int, StoredVersion], offers: Mapping[int, Offer]
@@ -153,11 +164,11 @@ class SourceChecker:
     def _offers(
         self, servable: ServableToMonitor, versions: Mapping[int, StoredVersion], settled: bool
     ) -> dict[int, Offer]:
-        """In the order of the policy. What was offered last stays offered while its directory is there."""
-        known = self._offered[servable.name]
+        """In the order of the policy. What was offered last stays offered while its directory counts as there."""
+        known, gone = self._offered[servable.name], self._gone[servable.name]
         offers = {}
-        for version in candidates(versions, servable.policy):
-            offer = self._offer(versions[version])
+        for version in candidates(versions.keys() | gone.keys(), servable.policy):
+            offer = Offer.MUST if version in gone else self._offer(versions[version])
             if version in known and offer is not Offer.MUST:
                 offer = Offer.MUST if known[version] == servable.base_path else Offer.MAY
             elif offer is Offer.MAY and settled:
@@ -183,7 +194,7 @@ class SourceChecker:
         return []
 
 
-def candidates(versions: Mapping[int, StoredVersion], policy: VersionPolicy) -> list[int]:
+def candidates(versions: Collection[int], policy: VersionPolicy) -> list[int]:
     """What the policy would have, most wanted first. All version directories here have one digit."""
     if isinstance(policy, SpecificPolicy):
         return [version for version in policy.versions if version in versions]

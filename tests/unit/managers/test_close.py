@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -143,7 +144,8 @@ def test_close_returns_as_soon_as_the_last_handle_is_released(make_real, threads
     assert basic.events[-2:] == ["Unloading 1", "End 1"]
 
 
-def test_load_that_runs_is_waited_for_and_its_result_unloaded_unseen(make_real) -> None:
+def test_load_that_runs_is_waited_for_and_its_result_unloaded_unseen(make_real, caplog) -> None:
+    caplog.set_level(logging.INFO)
     go_on = threading.Event()
     basic = make_real(1)
     loader = basic.request(1, FakeLoader(while_loading=go_on.wait))
@@ -153,6 +155,7 @@ def test_load_that_runs_is_waited_for_and_its_result_unloaded_unseen(make_real) 
     go_on.set()
     closing.join(60)
     assert not closing.is_alive()
+    assert "is still loading; the stop waits up to 3600 s for that" in caplog.text
     assert basic.events == ["Start 1", "Loading 1", "End 1"]
     assert (loader.loads, loader.unloads, basic.codes()) == (1, 1, ["load 1: CANCELLED"])
 

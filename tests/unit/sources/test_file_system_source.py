@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -166,6 +167,7 @@ def test_base_path_that_stays_empty_emits_an_empty_list(start, put, target, disk
 def test_version_that_is_replaced_under_the_eyes_of_the_poll_stays_wanted(start, put, target, disk, clock) -> None:
     put("m", 1)
     source = start(config(model()))
+    first = target.revision("m")
     for _ in range(3):
         disk.remove("/models/m/1")
         source.poll()
@@ -177,7 +179,8 @@ def test_version_that_is_replaced_under_the_eyes_of_the_poll_stays_wanted(start,
     source.poll()
     clock.advance(1.0)
     source.poll()
-    assert [versions for _, versions in target.calls] == [[1], [1]]
+    assert {tuple(versions) for _, versions in target.calls} == {(1,)}
+    assert target.revision("m") != first
 
 
 def test_another_directory_that_is_empty_withdraws_nothing_until_versions_appear(
@@ -220,7 +223,9 @@ def test_nothing_is_ordered_while_all_that_is_wanted_is_still_to_come(
     disk.rename("/models/m/1", "/models/m/one")
     source.update_config(config(model(policy=policy)))
     source.poll()
-    assert target.calls == [("m", [1])]
+    clock.advance(1.0)
+    source.poll()
+    assert {tuple(versions) for _, versions in target.calls} == {(1,)}
     assert target.reports[-1].keeps == "nothing that is wanted now is there yet"
     put("m", 2)
     source.poll()
@@ -276,13 +281,74 @@ def test_failure_is_forgotten_with_the_directory_of_the_version(start, put, targ
     assert target.versions("m") == [2]
 
 
-def test_a_removed_version_is_no_longer_emitted(start: Start, put: Any, target: Any, disk: MemoryDisk) -> None:
+def test_a_removed_version_is_no_longer_emitted_after_the_quiet_period(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     put("m", 1)
     put("m", 2)
-    source = start(config(model(policy=LatestPolicy(2))))
+    source = start(config(model(policy=LatestPolicy(2)), quiet_period=2.0))
     disk.rename("/models/m/2", "/models/m/2.denied")
     source.poll()
+    clock.advance(1.9)
+    source.poll()
+    assert target.versions("m") == [2, 1]
+    assert target.reports[-1].changing == {2: "its directory has been gone for less than 2 s"}
+    with caplog.at_level(logging.INFO):
+        clock.advance(0.1)
+        source.poll()
     assert target.versions("m") == [1]
+    assert target.reports[-1].on_disk == {1}
+    assert "model m: the directory of version 2 is gone" in caplog.messages
+
+
+@pytest.mark.parametrize("policy", [LatestPolicy(), LatestPolicy(2), AllPolicy(), SpecificPolicy((2,))])
+def test_no_older_version_takes_the_place_of_one_that_is_replaced(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes, policy: VersionPolicy
+) -> None:
+    put("m", 1)
+    put("m", 2)
+    source = start(config(model(policy=policy), quiet_period=2.0))
+    before = {item.id.version: item for item in target.lists["m"]}
+    disk.remove("/models/m/2")
+    source.poll()
+    clock.advance(1.5)
+    source.poll()
+    disk.write("/models/m/2/model.pt2", archive[:100])
+    for _ in range(5):
+        source.poll()
+        clock.advance(1.0)
+        assert {item.id.version: item for item in target.lists["m"]} == before
+    disk.write("/models/m/2/model.pt2", archive)
+    source.poll()
+    clock.advance(2.0)
+    source.poll()
+    assert {tuple(sorted(versions)) for _, versions in target.calls} == {tuple(sorted(before))}
+    assert target.lists["m"] != list(before.values()), "the new files are another state of the version"
+
+
+def test_version_that_has_failed_is_gone_at_once(start: Start, put: Any, target: Any, disk: MemoryDisk) -> None:
+    put("m", 1)
+    put("m", 2)
+    source = start(config(model(), quiet_period=2.0))
+    source.on_failed_attempt(ServableId("m", 2))
+    source.poll()
+    assert target.versions("m") == [2, 1]
+    disk.remove("/models/m/2")
+    source.poll()
+    assert target.versions("m") == [1]
+
+
+def test_version_that_is_gone_holds_up_no_newer_one(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, archive: bytes
+) -> None:
+    put("m", 1)
+    put("m", 2)
+    source = start(config(model(), quiet_period=2.0))
+    disk.remove("/models/m/2")
+    source.poll()
+    put("m", 3)
+    source.poll()
+    assert target.versions("m") == [3]
 
 
 def test_a_version_that_is_being_written_waits_and_its_predecessor_stays(
@@ -383,11 +449,15 @@ def test_a_version_removed_and_made_again_between_two_polls_has_another_revision
     assert target.revision("m") not in (first, "")
 
 
-def test_a_version_seen_to_be_gone_must_be_complete_again_before_it_is_offered(start, put, target, disk) -> None:
+def test_a_version_that_counted_as_gone_must_be_complete_again_before_it_is_offered(
+    start, put, target, disk, clock
+) -> None:
     put("m", 1)
     put("m", 2)
     source = start(config(model()))
     disk.remove("/models/m/2")
+    source.poll()
+    clock.advance(1.0)
     source.poll()
     disk.mkdir("/models/m/2")
     source.poll()
@@ -543,9 +613,10 @@ def test_an_older_version_that_was_offered_once_is_offered_again_only_when_it_is
     disk.remove("/models/m/1")
     disk.write("/models/m/1/model.pt2", archive[:100])
     disk.remove("/models/m/2")
-    clock.advance(3600.0)
-    source.poll()
-    assert target.calls == [("m", [1]), ("m", [2])]
+    for _ in range(2):
+        clock.advance(3600.0)
+        source.poll()
+    assert [versions for _, versions in target.calls] == [[1], [2], [2]]
     assert target.reports[-1].waiting.keys() == {1}
 
 
@@ -564,8 +635,8 @@ def test_a_base_path_that_comes_back_with_other_versions_brings_no_older_one_fir
     for _ in range(4):
         source.poll()
         clock.advance(1.0)
-    assert [versions for _, versions in target.calls][:2] == [[1], [3]]
-    assert {tuple(versions) for _, versions in target.calls[2:]} == {(2,)}
+    offered = [number for number, _ in groupby(versions for _, versions in target.calls)]
+    assert offered == [[1], [3], [2]]
 
 
 def test_rejected_version_is_offered_as_one_that_failed_and_another_stands_in_for_it(start, put, target) -> None:

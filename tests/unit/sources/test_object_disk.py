@@ -438,6 +438,7 @@ def test_a_version_that_is_missing_beside_others_goes_with_the_second_listing(st
     assert server.versions() == [1, 2]
     server.poll(INTERVAL)
     server.poll()
+    server.poll()
     assert server.versions() == [1]
 
 
