@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 
 from tfs_lite.core.model import Model
+from tfs_lite.core.yielding import wait_exactly
 
 
 class WorkerThread:
@@ -30,7 +31,11 @@ class WorkerThread:
         self.ending = threading.Event()
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
-        self.thread = threading.Thread(target=serve, args=(self,), name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(serve,), name=name, daemon=True)
+
+    def _run(self, serve: Callable[[WorkerThread], None]) -> None:
+        wait_exactly()
+        serve(self)
 
     def sleep(self, seconds: float) -> bool:
         """Blocks until ``wake``; returns False if that has not come after ``seconds``."""

@@ -14,6 +14,7 @@ from collections import deque
 from typing import Protocol
 
 from tfs_lite.core.threads import start
+from tfs_lite.core.yielding import wait_exactly
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class StepLoop:
         self._changed.notify_all()
 
     def _run(self) -> None:
+        wait_exactly()
         while (found := self._next()) is not None:
             engine, wakes = found
             busy = False

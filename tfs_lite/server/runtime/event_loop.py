@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.core.threads import JOIN_SECONDS, Pool, join, within
+from tfs_lite.core.yielding import wait_exactly
 
 T = TypeVar("T")
 
@@ -91,6 +92,7 @@ class LoopThread:
         join(self._thread)
 
     def _serve(self) -> None:
+        wait_exactly()
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.support.threads import LINUX, slack_ns
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread, make_workers
@@ -103,3 +104,12 @@ def test_model_has_as_many_threads_as_it_asks_for_or_allows(
     assert [worker.model for worker in made] == [model for model in models for _ in range(expected)]
     names = [worker.thread.name for worker in made]
     assert names == ["tfs-model-m-1", *(f"tfs-model-m-1-{number}" for number in range(1, 2 * expected))]
+
+
+@LINUX
+def test_thread_of_a_model_waits_for_the_interpreter_lock_no_longer_than_it_says() -> None:
+    found = list[int]()
+    worker = WorkerThread(Overlapping(), "m-1", lambda worker: found.append(slack_ns()))
+    worker.thread.start()
+    worker.thread.join(PATIENCE)
+    assert found == [1] < [slack_ns()]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.threads import LINUX, slack_ns
 from tfs_lite.schedulers.generation.loop import StepLoop, shared_loop
 
 PATIENCE = 30
@@ -84,6 +85,16 @@ def test_thread_starts_with_the_first_engine_and_ends_with_the_last(name: str) -
         assert threads(name) == 1
         loop.leave(second)
         assert threads(name) == 0
+
+
+@LINUX
+def test_thread_of_the_steps_waits_for_the_interpreter_lock_no_longer_than_it_says() -> None:
+    loop, found = StepLoop(), list[int]()
+    engine = Turns("a", [], during=lambda: found.append(slack_ns()))
+    loop.join(engine)
+    engine.wait_idle()
+    loop.leave(engine)
+    assert found[0] == 1 < slack_ns()
 
 
 def test_work_that_comes_with_a_wake_is_done() -> None:

@@ -8,8 +8,9 @@ import weakref
 
 import pytest
 
+from tests.support.threads import LINUX, slack_ns
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 
 
 async def test_result_and_error_of_the_work_come_back() -> None:
@@ -92,3 +93,15 @@ async def test_failed_work_leaves_nothing_to_the_garbage_collector() -> None:
     finally:
         gc.enable()
     runner.close()
+
+
+@LINUX
+def test_thread_of_the_loop_waits_for_the_interpreter_lock_no_longer_than_it_says() -> None:
+    async def slack() -> int:
+        return slack_ns()
+
+    thread = LoopThread("tfs-test-loop")
+    try:
+        assert thread.run(slack()) == 1 < slack_ns()
+    finally:
+        thread.close()
