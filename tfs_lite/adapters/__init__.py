@@ -11,6 +11,7 @@
     inspect/            what may be inside an archive, found out before torch opens it
     remote              the same load in a process of its own
     device, memory, measured, cuda/   devices, what versions take, GPUs
+    collection          what Python's garbage collector need not look at
     spare               memory of dropped weights, kept a moment for the next ones
     gpu_placement       which GPU a version goes to
     results, failures   what a model returned; what went wrong in it
