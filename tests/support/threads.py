@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import struct
 import sys
 import threading
 
@@ -23,15 +22,6 @@ def slack_ns() -> int:
     """The nanoseconds by which waits of the calling thread may end late."""
     found: int = ctypes.CDLL(None).prctl(30, 0, 0, 0, 0)  # PR_GET_TIMERSLACK
     return found
-
-
-def slice_ns() -> int:
-    """The slice of time that the calling thread has asked for, as far as the system knows of such; else 0."""
-    attributes = ctypes.create_string_buffer(48)
-    call = {"x86_64": 315, "aarch64": 275}[os.uname().machine]  # sched_getattr
-    if ctypes.CDLL(None).syscall(call, 0, attributes, 48, 0) != 0:
-        return 0
-    return int(struct.unpack("=IIQiIQQQ", attributes.raw)[5])
 
 
 def of_low_priority(usual: int) -> set[str]:

@@ -9,9 +9,8 @@ wakes the waiting thread, which is too late and waits for the whole switch inter
 An interval that is shorter than an operator ends that (:func:`giving_way`).
 
 The processor is another matter: a thread that waits for it, and has not run yet, does not ask for the lock. The system
-takes a processor from a busy thread at its next tick, after up to 4 ms, even if that thread counts for less than the
-one that waits, and although another processor has become idle; unless the busy one has asked for a longer slice of time
-than the other (:func:`lower_priority`).
+takes a processor from a busy thread at its next tick, after up to 4 ms, unless that thread counts for less than the one
+that waits (:func:`lower_priority`), and has run for its slice.
 
 And waits end late: by default the system wakes a thread up to 50 us after its time, and each wait for the interpreter
 lock is such a wait. Threads that answer requests ask it not to (:func:`wait_exactly`).
@@ -21,8 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import struct
 import sys
 import threading
 import time
@@ -35,9 +32,6 @@ SWITCH_SECONDS = 0.00005
 """The interpreter's switch interval while somebody works in the background."""
 NICENESS = 10
 """The niceness of a thread of low priority, which gets a tenth of a processor that another thread wants as well."""
-SLICE_NS = 100_000_000
-"""The slice of such a thread, the longest that Linux has; from 6.12 on, it gives way to any thread of a shorter one."""
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
 _PR_SET_TIMERSLACK = 29
 
 
@@ -115,11 +109,8 @@ def lower_priority() -> None:
     may raise it again: for threads that open versions, not for those that start what answers requests."""
     if sys.platform == "linux":  # elsewhere only processes have a priority
         with suppress(OSError):
-            priority, thread = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)), threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, priority)
-            if _SCHED_SETATTR is not None:  # sched_setattr(2); struct sched_attr of SCHED_OTHER
-                attributes = struct.pack("=IIQiIQQQ", 48, 0, 0, priority, 0, SLICE_NS, 0, 0)
-                ctypes.CDLL(None).syscall(_SCHED_SETATTR, thread, attributes, 0)
+            priority = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
     let_others_run()
 
 

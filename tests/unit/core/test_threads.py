@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from tests.support.servers.process import wait_until
-from tests.support.threads import LINUX, niceness, slice_ns
+from tests.support.threads import LINUX, niceness
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.core.threads import (
     BoundedCalls,
@@ -23,7 +23,7 @@ from tfs_lite.core.threads import (
     start_all,
     within,
 )
-from tfs_lite.core.yielding import NICENESS, SLICE_NS
+from tfs_lite.core.yielding import NICENESS
 
 FOREVER = 3600.0
 
@@ -213,15 +213,6 @@ def test_call_in_the_background_has_a_low_priority() -> None:
     usual = niceness()
     assert call_in_background(niceness, "apart") == max(usual, NICENESS)
     assert niceness() == usual
-
-
-@LINUX
-def test_call_in_the_background_gives_its_processor_to_any_thread_that_wakes() -> None:
-    usual = slice_ns()
-    if not usual:
-        pytest.skip("the system tells no slices: it is older than Linux 6.12")
-    assert call_in_background(slice_ns, "apart") == SLICE_NS > usual
-    assert slice_ns() == usual
 
 
 def test_threads_that_are_started_together_begin_when_the_last_one_has_been_started(refused_threads) -> None:
