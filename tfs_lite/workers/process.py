@@ -32,21 +32,9 @@ class ProcessModel(ReconnectingModel):
         super().__init__(remote, _ProcessConnector(supervisor, remote), words, backoff, on_worker=on_worker)
 
     def measured_bytes(self) -> Mapping[str, Mapping[str, int]]:
-        """The main memory that ends with the process: pages that it shares with others do not count."""
-        pid = self.pid
-        private = None if pid is None else private_bytes(pid)
-        return {} if private is None else {"main": {"process": private}}
-
-
-def private_bytes(pid: int) -> int | None:
-    """The main memory that only this process has; None where the system does not tell. Costs a millisecond for each
-    gigabyte or so."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            fields = dict(line.split(":", 1) for line in file.read().splitlines()[1:])
-        return sum(int(fields[name].split()[0]) * 1024 for name in ("Private_Clean", "Private_Dirty"))
-    except (OSError, LookupError, ValueError):
-        return None
+        """The main memory that ends with the process, as the process said when it had opened the model."""
+        private = self.private_bytes
+        return {} if private is None or self.pid is None else {"main": {"process": private}}
 
 
 class _ProcessConnector:

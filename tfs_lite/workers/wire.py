@@ -113,22 +113,25 @@ def read_answer(answer: Message, number: int) -> tuple[object, int]:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The child's description of the model that it has opened. ``reason``: see WorkerStatus."""
+    """The child's description of the model that it has opened. ``private_bytes``: the main memory that only this
+    process has; pages that it shares with others do not count. ``reason``: see WorkerStatus."""
 
     platform: str
     signatures: Mapping[str, Signature]
     has_item_steps: bool
     resident_bytes: int | None
+    private_bytes: int | None = None
     reason: str = ""
 
 
-def describe_model(model: Model, resident_bytes: int | None) -> dict[str, object]:
+def describe_model(model: Model, resident_bytes: int | None, private_bytes: int | None = None) -> dict[str, object]:
     """The model's description as it is sent in a message."""
     return {
         "platform": model.platform,
         "signatures": {key: _plain_signature(signature) for key, signature in model.signatures.items()},
         "has_item_steps": bool(model.has_item_steps),
         "resident_bytes": resident_bytes,
+        "private_bytes": private_bytes,
         "reason": model.worker.reason[:MAX_TEXT],
     }
 
@@ -137,12 +140,12 @@ def read_description(raw: object) -> Description:
     """Reads what :func:`describe_model` made. ProtocolError if it is something else."""
     try:
         fields = cast(dict[str, Any], raw)
-        resident = fields["resident_bytes"]
         return Description(
             _text(fields["platform"]),
             {_text(key): _read_signature(value) for key, value in fields["signatures"].items()},
             fields["has_item_steps"] is True,
-            None if resident is None else _size(resident),
+            _size_or_none(fields["resident_bytes"]),
+            _size_or_none(fields["private_bytes"]),
             _text(fields["reason"])[:MAX_TEXT],
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
@@ -268,6 +271,10 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
+
+
+def _size_or_none(value: Any) -> int | None:
+    return None if value is None else _size(value)
 
 
 def _size(value: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import tempfile
@@ -22,9 +23,10 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.operations.history.memory import resident_memory
 from tfs_lite.workers import process_connection
+from tfs_lite.workers.child import private_bytes
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.priorities import NICENESS
-from tfs_lite.workers.process import open_in_process, private_bytes
+from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.sandbox import Sandbox
 from tfs_lite.workers.supervisor import Backoff, Supervisor
 
@@ -62,10 +64,24 @@ def test_memory_of_its_own_process_is_measured_there(open_child):
     model = open_child()
     private = model.measured_bytes()["main"]["process"]
     assert 0 < private <= resident_memory(model.pid)
-    assert private_bytes(os.getpid()) > 0
     model.close()
     assert model.measured_bytes() == {}
-    assert private_bytes(2**30) is None
+
+
+@pytest.mark.parametrize(
+    ("pages", "expected"),
+    [
+        (None, None),
+        (
+            io.BytesIO(b"0-1 ---p 0 0 [rollup]\nPrivate_Clean:  4 kB\nShared_Dirty: 9 kB\nPrivate_Dirty: 8 kB\n"),
+            12 << 10,
+        ),
+        (io.BytesIO(b""), None),
+        (io.BytesIO(b"0-1\nPrivate_Clean: 4 kB\n"), None),
+    ],
+)
+def test_private_memory_is_that_of_private_pages_or_unknown(pages, expected):
+    assert private_bytes(pages) == expected
 
 
 def test_kernel_that_is_short_of_memory_ends_the_process_before_the_server(open_child):

@@ -56,8 +56,8 @@ def sent(plain):
 
 
 def test_description_arrives_as_it_was_with_its_size_known_or_not():
-    found = read_description(sent(describe_model(Described(), 12)))
-    assert (found.platform, found.has_item_steps, found.resident_bytes) == ("some", True, 12)
+    found = read_description(sent(describe_model(Described(), 12, 34)))
+    assert (found.platform, found.has_item_steps, found.resident_bytes, found.private_bytes) == ("some", True, 12, 34)
     assert found.reason == "r" * MAX_TEXT
     assert found.signatures == Described.signatures
     assert found.signatures[DEFAULT_SIGNATURE].contract is ShapeContract.NONE
@@ -68,7 +68,8 @@ def test_description_arrives_as_it_was_with_its_size_known_or_not():
     defaults = found.signatures[DEFAULT_SIGNATURE].defaults
     assert defaults["t"].tolist() == [b"a", b"\0\xff"]
     np.testing.assert_array_equal(defaults["x"], OWN.defaults["x"])
-    assert read_description(sent(describe_model(Described(), None))).resident_bytes is None
+    unknown = read_description(sent(describe_model(Described(), None)))
+    assert (unknown.resident_bytes, unknown.private_bytes) == (None, None)
 
 
 def broken(change):
@@ -85,6 +86,7 @@ def broken(change):
         lambda plain: plain.update(reason=None),
         lambda plain: plain.update(resident_bytes=-1),
         lambda plain: plain.update(resident_bytes="12"),
+        lambda plain: plain.update(private_bytes=-1),
         lambda plain: plain.update(signatures=[]),
         lambda plain: plain.update(signatures={"s": None}),
         lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[["x", 0]], ["open(n0)"], True], "all"]}),
