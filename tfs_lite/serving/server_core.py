@@ -62,7 +62,6 @@ from tfs_lite.serving.sequences.feature import Sequences
 from tfs_lite.serving.source_chain import SourceChain
 from tfs_lite.serving.standing import Refusals
 from tfs_lite.serving.statistics.feature import Statistics
-from tfs_lite.serving.version_follower import RECHECK_SECONDS
 from tfs_lite.serving.view import View
 
 F = TypeVar("F", bound=Feature)
@@ -322,8 +321,6 @@ class ServerCore:
         remark = self.states.remarks(event.id.name).get(event.id.version, OK)
         if remark.reason is Reason.OVERDUE and event.state is not ManagerState.LOADING:
             self.states.remark(event.id, None)
-        if event.state in (ManagerState.AVAILABLE, ManagerState.END) and self.options.follows_changes:
-            self.clock.call_later(RECHECK_SECONDS, lambda: self.sources.wake({event.id.name}))
         if event.state is ManagerState.END:
             self.journal.forget(event.id)
         self.changes.notify(event.id.name)
