@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -114,20 +115,27 @@ def group_memory(root: Path = _CGROUP_ROOT, process: Path = _CGROUP_OF_PROCESS) 
     return min(groups, key=lambda group: group.limit - group.held, default=None)
 
 
-def _memory_groups(root: Path, process: Path) -> Iterator[Path]:
+def _memory_groups(root: Path, process: Path) -> tuple[Path, ...]:
     """The folders of the process's group and its parents: in version 1 those of the memory controller. Inside a
     container the group's path may be one of the host, of which only the top is there."""
     try:
-        lines = process.read_text().splitlines()
+        return _folders_of(root, process.read_text())
     except OSError:
-        lines = []
-    for line in lines:
+        return ()
+
+
+@lru_cache(maxsize=1)
+def _folders_of(root: Path, groups: str) -> tuple[Path, ...]:
+    """The folders of the groups in a text of ``/proc/PID/cgroup``, which is the same at each load."""
+    found = list[Path]()
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         top = root / "memory" if controllers else root
         group = top / path.lstrip("/")
-        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
+        found += (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
+    return tuple(found)
 
 
 def _read_group(folder: Path) -> GroupMemory | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,8 +91,10 @@ def read_model_server_config(
     return parse_model_server_config(text, path, working_directory, platforms)
 
 
+@lru_cache(maxsize=16)
 def parse_model_settings(text: str, name: str) -> ModelSettings:
-    """The settings of one model. ``name`` decides the syntax and stands in messages."""
+    """The settings of one model. ``name`` decides the syntax and stands in messages. Those who look at a version, admit
+    it, account for it and open it read its config one after the other: the latest texts are parsed once."""
     document = read_document(text, name, messages.TritonModelConfig)
     if not name.endswith(YAML_ENDINGS):
         check_keys(document)

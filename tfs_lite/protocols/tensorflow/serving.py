@@ -5,11 +5,11 @@ Both ends use it: the server writes what the client reads, so each pair of funct
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import DecodeError
 
 from tfs_lite.core.servable import ModelRef, VersionState, VersionStatus
@@ -95,11 +95,22 @@ def read_model_status(response: Message) -> list[VersionStatus]:
     ]
 
 
-def status_json(response: Message) -> str:
-    """A GetModelStatusResponse as REST shows it: original names, defaults printed, 64-bit integers as strings."""
-    return MessageToJson(
-        response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=1
-    )
+def status_rows(versions: Iterable[VersionStatus]) -> list[dict[str, Any]]:
+    """The versions of a GetModelStatusResponse as REST shows them: original names, 64-bit integers as strings."""
+    return [
+        {
+            "version": str(item.version),
+            "state": item.state.name,
+            "status": {"error_code": item.status.code.name, "error_message": item.status.message},
+        }
+        for item in versions
+    ]
+
+
+def status_json(versions: Iterable[VersionStatus]) -> str:
+    """A GetModelStatusResponse as REST shows it. Those who wait for a version ask every few milliseconds: it is made
+    without the message, which takes several times as long."""
+    return json.dumps({"model_version_status": status_rows(versions)}, indent=1)
 
 
 def signature_def_map(signatures: Mapping[str, Signature]) -> Message:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from google.protobuf.json_format import MessageToDict
 
 from tfs_lite.core.history import iso_time
@@ -15,7 +14,7 @@ from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import printable
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.requests import REST
-from tfs_lite.protocols.tensorflow.serving import model_status, signature_def_map, status_json
+from tfs_lite.protocols.tensorflow.serving import signature_def_map, status_json, status_rows
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, json_reply
 from tfs_lite.serving.model_states import ModelReport
@@ -60,7 +59,7 @@ class ModelPages:
 
     def status(self, request: Request, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelStatus", ref.name, REST, request):
-            return Response(status_json(model_status(self._core.view.status(ref))).encode(), media_type=JSON.media_type)
+            return Response(status_json(self._core.view.status(ref)).encode(), media_type=JSON.media_type)
 
     def metadata(self, request: Request, ref: ModelRef) -> Response:
         with (
@@ -91,8 +90,7 @@ def _report(
     replicas: Sequence[ReplicaReport],
     processes: Sequence[WorkerState],
 ) -> dict[str, Any]:
-    statuses = orjson.loads(status_json(model_status(report.versions)))
-    body = {"name": report.name, "model_version_status": statuses["model_version_status"]}
+    body: dict[str, Any] = {"name": report.name, "model_version_status": status_rows(report.versions)}
     reason = "; ".join(filter(None, ("" if report.problem.ok else report.problem.message, report.remark)))
     if reason:
         body["reason"] = reason

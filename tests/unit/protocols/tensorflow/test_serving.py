@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from google.protobuf.json_format import MessageToJson
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,14 +83,16 @@ def test_version_states_are_those_of_the_wire_and_keep_their_order() -> None:
 
 
 def test_status_json_prints_names_defaults_and_wide_integers_as_rest_clients_expect() -> None:
-    text = status_json(model_status(VERSIONS))
+    text = status_json(VERSIONS)
     assert json.loads(text) == {
         "model_version_status": [
             {"version": "2", "state": "END", "status": {"error_code": "DATA_LOSS", "error_message": "torn file"}},
             {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
         ]
     }
-    assert text.startswith('{\n "model_version_status": [\n')
+    assert text == MessageToJson(
+        model_status(VERSIONS), preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=1
+    )
 
 
 def test_a_signature_becomes_a_signature_def_in_tensorflows_conventions() -> None:
