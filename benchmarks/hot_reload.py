@@ -69,7 +69,7 @@ SWAPS = 20
 WARM_UP_SECONDS = 0.5
 IN_MEMORY = "/dev/shm"
 """Weights that are always in the page cache: to read them again would disturb the load generator."""
-QUIET_INTERVAL, BUSY_INTERVAL = 0.002, 0.05
+QUIET_INTERVAL, BUSY_INTERVAL = 0.002, 0.25
 """Seconds between two looks at the status of a pushed version; the looks are requests as well."""
 LOAD_SECONDS = 120.0
 START_SECONDS = 3.0
