@@ -235,6 +235,26 @@ def one_round(
 
 
 @contextmanager
+def one_group() -> Iterator[None]:
+    """The system shares cores among processes and not among sessions (sched(7), autogroup). Else a session whose only
+    process is in the idle class gets half of a core beside the server, and an answer waits up to 4 ms for the client,
+    which is woken on the core of a load that is in the idle class too, but of the other session."""
+    file = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    before = file.read_text() if file.exists() else "0\n"
+    try:
+        if before != "0\n":
+            file.write_text("0")
+    except OSError as error:
+        say(f"cores are shared among sessions, which costs the client on both cores: {error}")
+        before = "0\n"
+    try:
+        yield
+    finally:
+        if before != "0\n":
+            file.write_text(before)
+
+
+@contextmanager
 def served(
     variant: Variant, built: Model, command: Sequence[str] | None = None
 ) -> Iterator[tuple[Running, Versions, Path]]:
@@ -244,7 +264,7 @@ def served(
         folder = Path(name)
         publish(str(built.version), f"{folder}/served/{built.name}", 1)
         versions = Versions(folder, variant.kind, artefact(variant.kind, variant.megabytes))
-        with server(folder, variant, command) as running:
+        with one_group(), server(folder, variant, command) as running:
             yield running, versions, folder
 
 
@@ -326,21 +346,6 @@ BESIDE = {
     "Python alone": "while True: sum(range(1000))",
 }
 """The work of a process on the server's core, by its name."""
-
-
-@contextmanager
-def one_group() -> Iterator[None]:
-    """The system shares a core among processes and not among sessions (sched(7), autogroup): else a session whose only
-    process is in the idle class gets half of it beside the server."""
-    file = Path("/proc/sys/kernel/sched_autogroup_enabled")
-    before = file.read_text() if file.exists() else ""
-    if before:
-        file.write_text("0")
-    try:
-        yield
-    finally:
-        if before:
-            file.write_text(before)
 
 
 def floor(built: Model, arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
