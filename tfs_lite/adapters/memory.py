@@ -38,6 +38,9 @@ LARGE_BLOCK_BYTES = 128 << 10
 """As glibc begins with; it grows with each large block that is freed."""
 HEAP_BLOCK_BYTES = 32 << 20
 """The most that it grows to."""
+END_BLOCK_BYTES = 96 << 10
+"""The size of a block that lies in a heap, and whose freeing has glibc look at its end: 64 KiB and more."""
+_NEVER = 2**31 - 1
 COLLECT_SHARE = 0.05
 """The largest share of the time that collections may take which nobody waits for."""
 SPARE_SECONDS = 3.0
@@ -268,14 +271,52 @@ def large_blocks_apart() -> Iterator[None]:
                 _set_large_block(HEAP_BLOCK_BYTES)
 
 
+class HeapEnd:
+    """The free end of the heap of the thread that makes it, for a library that frees much at once with the interpreter
+    lock held. glibc would give the end back to the system then and there, a millisecond for ten megabytes; within
+    :meth:`kept` it stays, and goes back afterwards, while other threads run."""
+
+    def __init__(self) -> None:
+        self._block = _malloc(END_BLOCK_BYTES) if _malloc is not None and _mallopt is not None else 0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Once, in any thread."""
+        _set_heap_end(_NEVER)
+        try:
+            yield
+        finally:
+            with _Apart.lock:
+                if not _Apart.inside:
+                    _set_large_block(HEAP_BLOCK_BYTES)
+                _set_heap_end(LARGE_BLOCK_BYTES)
+                self._free()
+                _set_heap_end(2 * HEAP_BLOCK_BYTES)
+
+    def _free(self) -> None:
+        block, self._block = self._block, 0
+        if block and _free is not None:
+            _free(block)
+
+    def __del__(self) -> None:
+        self._free()
+
+
+def _set_heap_end(least: int) -> None:
+    if _mallopt is not None:
+        _mallopt(_M_TRIM_THRESHOLD, least)
+
+
 def _set_large_block(least: int) -> None:
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, least)
-        _mallopt(_M_TRIM_THRESHOLD, 2 * HEAP_BLOCK_BYTES)
+    _set_heap_end(2 * HEAP_BLOCK_BYTES)
 
 
 _malloc_trim = c_function("malloc_trim", ctypes.c_size_t)
 _mallopt = c_function("mallopt", ctypes.c_int, ctypes.c_int)
+_malloc = c_function("malloc", ctypes.c_size_t, result=ctypes.c_void_p)
+_free = c_function("free", ctypes.c_void_p)
 
 
 def drop_file_caches(directory: str) -> None:

@@ -31,14 +31,14 @@ _PIECE = 8 << 20
 """Bytes that are marked as free in one call."""
 
 
-def c_function(name: str, *arguments: type[Any]) -> Callable[..., int] | None:
-    """A function of the C library that returns an int; it runs without the interpreter lock. None where the library
-    lacks it."""
+def c_function(name: str, *arguments: type[Any], result: type[Any] = ctypes.c_int) -> Callable[..., int] | None:
+    """A function of the C library that returns an int, or a ``result``; it runs without the interpreter lock. None
+    where the library lacks it."""
     try:
         function = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError, TypeError):
         return None
-    function.argtypes, function.restype = arguments, ctypes.c_int
+    function.argtypes, function.restype = arguments, result
     found: Callable[..., int] = function
     return found
 

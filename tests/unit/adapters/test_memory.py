@@ -1,7 +1,11 @@
 import gc
 import logging
+import platform
+import subprocess
+import sys
 import weakref
 
+import pytest
 import torch
 
 from tests.support.heap import mapped_bytes
@@ -162,3 +166,53 @@ def test_large_blocks_have_mappings_of_their_own_until_the_last_thread_is_done()
             pass
         assert mapped_by_a_block()
     assert not mapped_by_a_block()
+
+
+HEAPS = """
+import ctypes, threading
+from pathlib import Path
+from tfs_lite.adapters.memory import HeapEnd, trim_heap
+
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) >> 8  # MiB of pages of 4 KiB
+
+def fill():
+    found = [0] * 200  # a list that grows would lie behind the blocks
+    for index in range(200):
+        found[index] = c.malloc(200 << 10)
+        ctypes.memset(found[index], 1, 200 << 10)
+    return found
+
+def free(blocks):
+    for block in blocks:
+        c.free(block)
+
+def work():
+    c.mallopt(-3, 32 << 20)
+    c.mallopt(-1, 128 << 10)
+    before = resident()
+    blocks = fill()
+    free(blocks)
+    at_once = resident() - before
+    blocks, end = fill(), HeapEnd()
+    with end.kept():
+        free(blocks)
+        kept = resident() - before
+    trim_heap()
+    print(at_once, kept, resident() - before)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="heaps are glibc's")
+def test_free_end_of_a_heap_goes_back_after_the_lock_and_not_while_its_blocks_are_freed():
+    found = subprocess.run([sys.executable, "-c", HEAPS], capture_output=True, text=True, timeout=60, check=True)
+    at_once, kept, afterwards = map(int, found.stdout.split())
+    assert at_once <= 10 < 30 <= kept
+    assert afterwards <= 10

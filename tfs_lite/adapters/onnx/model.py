@@ -18,7 +18,7 @@ import numpy as np
 
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.loaded_model import LoadedModel
-from tfs_lite.adapters.memory import trim_heap
+from tfs_lite.adapters.memory import HeapEnd, trim_heap
 from tfs_lite.adapters.onnx.inspection import inspect_model, sizes_need_values
 from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file, shown
 from tfs_lite.adapters.onnx.session import (
@@ -84,6 +84,7 @@ class OnnxModel(LoadedModel):
         """``named_sizes``: the sizes of inputs, by the names that the file has for several of them."""
         super().__init__(request.id, NAME, {DEFAULT_SIGNATURE: signature})
         self._session = session
+        self._heap_end = HeapEnd()  # of the thread that has opened the session
         self._resident = resident
         specs = (*signature.inputs, *signature.outputs)
         self._dtypes = {spec.name: spec.dtype for spec in specs}
@@ -182,7 +183,8 @@ class OnnxModel(LoadedModel):
         return self._resident
 
     def close(self) -> None:
-        del self._session
+        with self._heap_end.kept():
+            del self._session
 
     def _values(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
         kept = {name: np.asarray(array, order="C") for name, array in feeds.items()}  # the values are views of them
