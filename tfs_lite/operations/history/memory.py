@@ -68,8 +68,8 @@ class VersionMemory:
     ``files``: of its directory, unpacked. ``reserved``: the estimate before the load. ``measured``: its tensors.
     ``before`` and ``loaded``: the process around the load; ``leaving`` and ``unloaded``: around the unload.
     ``workers``: the resident memory of the processes that the version has for itself, which ``loaded`` does not have.
-    ``held``: what it held itself when it was last measured, after the load or before the unload, by device and kind,
-    see :data:`~tfs_lite.adapters.measured.Measured`.
+    ``held``: what it held itself when it was last measured, after the load or before the unload (in a process of its
+    own, when that had opened it), by device and kind, see :data:`~tfs_lite.adapters.measured.Measured`.
     """
 
     version: int
