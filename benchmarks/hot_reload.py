@@ -54,7 +54,7 @@ from batching import cell, say, table
 from load import Tally, closed_loop, open_loop, steady
 from models import Model, model
 from pushed import KINDS, artefact, lacks
-from servers import Absent, Place, Running, launch_serve
+from servers import Absent, Place, Running, end_in_order, launch_serve
 from sides import WORKER, close, ours, picks
 from stalls import Stalls, touch
 
@@ -419,6 +419,7 @@ def guard(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
+    end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="length of one measurement")

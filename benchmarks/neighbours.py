@@ -36,7 +36,7 @@ from hot_reload import BUSY_INTERVAL, PLACES, WARM_UP_SECONDS, Pusher, Variant, 
 from load import closed_loop, cycle
 from models import Model
 from pushed import VOCABULARY, artefact, lacks
-from servers import Absent, Running
+from servers import Absent, Running, end_in_order
 from sides import close
 
 ASKED = "neighbour"
@@ -181,6 +181,7 @@ HEAD = ("neighbour", "pushed", "place", *(head for head, *_ in COLUMNS))
 
 
 def main() -> int:
+    end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--neighbours", default=",".join(NEIGHBOURS))
     parser.add_argument("--kinds", default="pt2,encoder,language", help="of what is pushed")

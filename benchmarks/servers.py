@@ -113,6 +113,12 @@ def batched(max_rows: int = MAX_ROWS, wait_ms: float = 0.0) -> tuple[str, ...]:
     return ("--enable_batching", f"--batching_parameters_file={batching_file(max_rows, wait_ms)}")
 
 
+def end_in_order() -> None:
+    """From now on SIGTERM ends this benchmark as Ctrl-C does: what it has started ends, and what it has set is set
+    back."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 @contextmanager
 def launch_ours(model: Model, place: Place, *flags: str) -> Iterator[Running]:
     """``tfs-lite serve`` of one model, with one torch thread."""
