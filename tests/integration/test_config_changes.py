@@ -347,6 +347,36 @@ def test_models_of_a_config_file_are_followed(start: Start, tmp_path: Path) -> N
         adder.wait_plus(2)
 
 
+def test_config_that_changes_during_a_load_is_followed_after_it_and_not_at_the_next_poll(
+    start: Start, tmp_path: Path
+) -> None:
+    served = start(file_system_poll_wait_seconds=60)
+    adder, go = Adder(served.root, "m", served), tmp_path / "go"
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists():\n    time.sleep(0.01)\n"
+    version = adder.base / ".2"
+    version.mkdir()
+    (version / "model.py").write_text(waits + SOURCE)
+    (version / "config.pbtxt").write_text(config(2))
+    os.replace(version, adder.base / "2")
+    wait_until(lambda: adder.states().get(2) is VersionState.LOADING, "it is being loaded", TIMEOUT)
+    write_config(adder.base / "2" / "config.pbtxt", config(3))
+    go.touch()
+    adder.wait_plus(3)
+
+
+def test_version_that_goes_on_with_the_files_of_before_has_no_stand_in(start: Start) -> None:
+    served = start(version_quiet_period_seconds=0.2)
+    adder = Adder(served.root, "m", served)
+    adder.publish(2)
+    wait_until(lambda: adder.states()[1] is VersionState.END, "the old version is gone", TIMEOUT)
+    file = adder.base / "2" / "model.py"
+    write_config(file, "raise RuntimeError('broken')")
+    adder.wait_problem("broken", 2)
+    write_config(file, SOURCE.replace("+ self.plus", "+ self.plus + 10"))
+    adder.wait_plus(11)
+    assert adder.states() == {1: VersionState.END, 2: VersionState.AVAILABLE}
+
+
 def test_in_the_mode_none_changes_are_ignored(start: Start) -> None:
     served = start(model_control_mode="none")
     adder = Adder(served.root, "m", served)

@@ -62,6 +62,7 @@ from tfs_lite.serving.sequences.feature import Sequences
 from tfs_lite.serving.source_chain import SourceChain
 from tfs_lite.serving.standing import Refusals
 from tfs_lite.serving.statistics.feature import Statistics
+from tfs_lite.serving.version_follower import RECHECK_SECONDS
 from tfs_lite.serving.view import View
 
 F = TypeVar("F", bound=Feature)
@@ -284,8 +285,8 @@ class ServerCore:
 
     def _on_attempt(self, attempt: LoadAttempt) -> None:
         self.publish(LoadAttempted(attempt))
-        if not attempt.status.ok and not attempt.status.waits:
-            self.sources.on_failed_attempt(attempt.id)
+        if not (attempt.status.ok or attempt.status.waits or self.states.is_available(attempt.id)):
+            self.sources.on_failed_attempt(attempt.id)  # where it goes on with what it was, nothing has to stand in
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
         self.changes.notify(attempt.id.name)
@@ -321,6 +322,8 @@ class ServerCore:
         remark = self.states.remarks(event.id.name).get(event.id.version, OK)
         if remark.reason is Reason.OVERDUE and event.state is not ManagerState.LOADING:
             self.states.remark(event.id, None)
+        if event.state is ManagerState.AVAILABLE and self.options.follows_changes:  # changed while it was loaded?
+            self.clock.call_later(RECHECK_SECONDS, lambda: self.sources.wake({event.id.name}))
         if event.state is ManagerState.END:
             self.journal.forget(event.id)
         self.changes.notify(event.id.name)
