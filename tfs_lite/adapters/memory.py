@@ -287,11 +287,9 @@ class HeapEnd:
             yield
         finally:
             with _Apart.lock:
-                if not _Apart.inside:
-                    _set_large_block(HEAP_BLOCK_BYTES)
                 _set_heap_end(LARGE_BLOCK_BYTES)
                 self._free()
-                _set_heap_end(2 * HEAP_BLOCK_BYTES)
+                _set_large_block(LARGE_BLOCK_BYTES if _Apart.inside else HEAP_BLOCK_BYTES)
 
     def _free(self) -> None:
         block, self._block = self._block, 0

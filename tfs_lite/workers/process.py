@@ -32,8 +32,8 @@ class ProcessModel(ReconnectingModel):
         super().__init__(remote, _ProcessConnector(supervisor, remote), words, backoff, on_worker=on_worker)
 
     def measured_bytes(self) -> Mapping[str, Mapping[str, int]]:
-        """The main memory that ends with the process, as the process said when it had opened the model."""
-        private = self.private_bytes
+        """The main memory that ends with the process, as the process said when it had first opened the model."""
+        private = self._description.private_bytes
         return {} if private is None or self.pid is None else {"main": {"process": private}}
 
 

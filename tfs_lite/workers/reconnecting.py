@@ -160,12 +160,6 @@ class ReconnectingModel(Model):
         """Bytes of the model's tensors, as its process said when it was first opened; None if unknown."""
         return self._description.resident_bytes
 
-    @property
-    def private_bytes(self) -> int | None:
-        """Bytes of main memory that only the model's process has, as it said when it was first opened; None if
-        unknown."""
-        return self._description.private_bytes
-
     def measured_bytes(self) -> Mapping[str, Mapping[str, int]]:
         """Bytes that the model holds of this machine, by device and kind; empty where that cannot be told."""
         return {}
